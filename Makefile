@@ -1,0 +1,24 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+demo: .venv/ready          ## classify real pictures with what is at hand
+	$(BIN)/python -m patchword.demo
+
+test: .venv/ready          ## every test
+	$(BIN)/python -m pytest
+
+check: .venv/ready         ## style and types
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# vit-pytorch is a test oracle; its declared torchvision is bound to another torch build, so it comes without dependencies.
+.venv/ready: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vit-pytorch==1.26.11
+	touch $@
+
+clean:
+	rm -rf .venv build src/*.egg-info

@@ -1,0 +1,55 @@
+"""Checkpoints: our own folder, every public family of ViT weights both ways, and models on a hub."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, ConfigError
+from ..models import Model
+from .checkpoint import Checkpoint
+from .folder import DESCRIPTION, read_folder, write_folder
+from .foreign import WRITABLE, read_foreign, write_foreign
+
+__all__ = ["WRITABLE", "Checkpoint", "load", "read_checkpoint", "write_checkpoint"]
+
+
+def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
+    """A model reference as a Checkpoint: a run or model folder, a foreign file or folder, or `hf:owner/name`.
+
+    `fields` are fields of the model's config. image_size, in_channels and num_classes adapt the weights (positions
+    resampled, channels mixed, head replaced by zeros); any other states what the file does not say.
+    """
+    if isinstance(reference, str) and reference.startswith("hf:"):
+        from .hub import fetch
+
+        path = fetch(reference)
+    else:
+        path = Path(reference).expanduser()
+    if not path.exists():
+        raise CheckpointError(
+            f"There is no model at {path}. Give a model folder, a checkpoint file, or a hub name such as "
+            "hf:google/vit-base-patch16-224."
+        )
+    try:
+        if path.name == DESCRIPTION or (path.is_dir() and (path / DESCRIPTION).is_file()):
+            return read_folder(path if path.is_dir() else path.parent).adapted(**fields)
+        return read_foreign(path, fields)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error}).") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def write_checkpoint(
+    out: str | Path, checkpoint: Checkpoint, to: str = "patchword", *, overwrite: bool = False
+) -> list[str]:
+    """Writes a checkpoint in any format, whole or not at all; returns what that format cannot state."""
+    out = Path(out).expanduser()
+    if to == "patchword":
+        write_folder(out, checkpoint, overwrite=overwrite)
+        return []
+    return write_foreign(out, checkpoint, to, overwrite=overwrite)
+
+
+def load(reference: str | Path, **fields: Any) -> Model:
+    """The model behind a reference, in float32, for inference: `pw.load("model.npz", image_size=384)`."""
+    return read_checkpoint(reference, **fields).model()

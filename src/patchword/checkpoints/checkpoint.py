@@ -1,0 +1,82 @@
+"""A model at rest: its tensors under our names and all that must travel with them."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig, ViTConfig
+from ..models import Model, adapt_state, build, changed_config
+from ..preprocess import Preprocess
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights with their architecture, preprocessing, labels and history."""
+
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+    preprocess: Preprocess | None  # None: not pictures (neither 1 nor 3 channels)
+    labels: tuple[str, ...] | None = None
+    temperature: float = 1.0
+    provenance: dict[str, Any] = field(default_factory=dict)
+    family: str = "patchword"  # the format the weights came in ...
+    quirks: dict[str, Any] = field(default_factory=dict)  # ... what is needed to write that format as it was ...
+    extras: dict[str, Tensor] = field(default_factory=dict)  # ... and its tensors that play no part in inference
+    notes: tuple[str, ...] = ()  # what was assumed in reading
+
+    def model(self) -> Model:
+        """The model in float32, for inference."""
+        with torch.device("meta"):
+            model = build(self.config)
+        buffers = {name for name, _ in model.named_buffers()} - set(model.state_dict())
+        if buffers:  # sin-cos tables, masks: computed, so they cannot stay on the meta device
+            model = build(self.config)
+        state = {n: t.float() if t.is_floating_point() else t for n, t in self.tensors.items()}
+        model.load_state_dict(state, assign=True)
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        return model.eval()
+
+    def adapted(self, **changes: Any) -> "Checkpoint":
+        """The same weights for another image size, channel count or number of classes."""
+        if not changes:
+            return self
+        config = changed_config(self.config, **changes)
+        tensors = adapt_state(self.tensors, self.config, config)
+        labels = self.labels if config.num_classes == self.config.num_classes else None
+        preprocess = self.preprocess
+        if config.in_channels != self.config.in_channels:
+            preprocess = with_channels(preprocess, config.in_channels)
+        if preprocess is not None:
+            preprocess = replace(preprocess, size=config.image_size)
+        return replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess)
+
+
+def with_channels(preprocess: Preprocess | None, channels: int) -> Preprocess | None:
+    """Statistics for another number of channels: grey from colour by the mean; others are no pictures."""
+    if preprocess is None or channels not in (1, 3):
+        return None
+    mean, std = (sum(v) / len(v) for v in (preprocess.mean, preprocess.std))
+    return replace(preprocess, mean=(mean,) * channels, std=(std,) * channels)
+
+
+def place_positions(tensors: dict[str, Tensor], config: ViTConfig, wanted: int) -> tuple[dict[str, Tensor], ViTConfig]:
+    """The same model with positions for `wanted` prefix tokens: surplus ones are added to their token, new are zero."""
+    have = config.num_positioned
+    if config.positions != "learned" or wanted == have:
+        return tensors, config
+    tensors = dict(tensors)
+    table = tensors["positions.table"]
+    if wanted > have:
+        zeros = table.new_zeros(1, wanted - have, table.shape[2])
+        tensors["positions.table"] = torch.cat([table[:, :have], zeros, table[:, have:]], dim=1)
+        return tensors, config.replace(position_prefix=wanted)
+    names = [n for n in ("class_token", "distillation_token", "registers") if n in tensors]
+    prefix = torch.cat([tensors[n] for n in names], dim=1)
+    prefix[:, wanted:have] += table[:, wanted:have]
+    for name, part in zip(names, prefix.split([tensors[n].shape[1] for n in names], dim=1), strict=True):
+        tensors[name] = part.clone()
+    tensors["positions.table"] = torch.cat([table[:, :wanted], table[:, have:]], dim=1)
+    return tensors, config.replace(position_prefix=wanted)

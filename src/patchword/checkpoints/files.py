@@ -1,0 +1,186 @@
+"""Tensor files in and out: .safetensors, .npz and .pth, never executing what they contain, never half written.
+
+Knows nothing of models. Whatever is wrong with a file becomes a CheckpointError that names it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+Tensors = dict[str, Tensor]
+
+TENSOR_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+
+
+def read_tensors(path: Path) -> tuple[Tensors, bool]:
+    """All tensors of a file, and whether they were wrapped as {"model": ...}."""
+    if not path.is_file():
+        raise CheckpointError(f"There is no file {path}.")
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"{path} is empty: the download or copy did not finish.")
+    if path.suffix not in TENSOR_SUFFIXES:
+        raise CheckpointError(f"{path} is not a checkpoint file ({', '.join(TENSOR_SUFFIXES)}).")
+    wrapped = False
+    try:
+        if path.suffix == ".safetensors":
+            tensors = load_file(path)
+        elif path.suffix == ".npz":
+            tensors = read_npz(path)
+        else:
+            tensors, wrapped = read_pth(path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a reader of a damaged file throws, the file is what is wrong
+        raise CheckpointError(f"{path} cannot be read ({describe(error)}). Is it complete? Fetch it again.") from None
+    if not tensors:
+        raise CheckpointError(f"{path} holds no tensors.")
+    check_finite(path, tensors)
+    return tensors, wrapped
+
+
+def describe(error: Exception) -> str:
+    """One line of an exception's text."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def check_finite(path: Path, tensors: Tensors) -> None:
+    bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    if bad:
+        raise CheckpointError(f"{path} holds NaN or infinity in {', '.join(bad[:5])}: the file or the training broke.")
+
+
+def read_npz(path: Path) -> Tensors:
+    """Arrays of an .npz, read without pickle; sizes are checked against the archive before memory is taken."""
+    tensors = {}
+    with zipfile.ZipFile(path) as archive:
+        members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+        needed, memory = sum(m.file_size for m in members), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > memory:
+            raise CheckpointError(f"{path} unpacks to {needed / 2**30:.0f} GiB, more than this machine's memory.")
+        for member in members:
+            with archive.open(member) as file:
+                tensors[member.filename.removesuffix(".npy")] = read_npy(file, member.file_size)
+    return tensors
+
+
+def read_npy(file: Any, size: int) -> Tensor:
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read_header(file)
+    count = int(np.prod([int(n) for n in shape], dtype=object))
+    if dtype.hasobject or count * dtype.itemsize != size - file.tell():
+        raise ValueError("an array's header does not fit its data")
+    array = np.frombuffer(file.read(), dtype=dtype)
+    array = array.reshape(shape, order="F" if fortran else "C")
+    if dtype == np.dtype("V2"):  # big_vision's way of storing bfloat16
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array, order="C"))  # a copy: frombuffer is read-only
+
+
+def read_pth(path: Path) -> tuple[Tensors, bool]:
+    """A pickled state dict, by torch's restricted reader only: anything but plain data is refused, never run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about odd zip entries before it refuses them
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = "it holds Python objects" if "Unsupported" in str(error) else describe(error)
+            raise CheckpointError(
+                f"{path} cannot be read ({reason}). Only plain tensors are loaded, because a pickle can run code; "
+                "save the state dict alone, best as .safetensors."
+            ) from None
+    wrapped = False
+    for key in ("model", "state_dict", "teacher"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content, wrapped = content[key], True
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a state dict.")
+    return {str(k): v for k, v in content.items() if isinstance(v, Tensor)}, wrapped
+
+
+def write_tensors(path: Path, tensors: Tensors, *, wrapped: bool = False) -> None:
+    """Writes in the format that the suffix names."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    if path.suffix == ".safetensors":
+        save_file(tensors, path, metadata={"format": "pt"})
+    elif path.suffix == ".npz":
+        np.savez(path, **{name: to_numpy(t) for name, t in tensors.items()})  # type: ignore[arg-type]
+    else:
+        torch.save({"model": tensors} if wrapped else tensors, path)
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view("V2")
+    return tensor.numpy()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({describe(error)}).") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object.")
+    return content
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def atomic_output(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `target`; what stands at `target.name` in it when all went well becomes `target`.
+
+    A crash, a kill or a full disk leaves `target` as it was.
+    """
+    if target.exists() and not overwrite:
+        raise CheckpointError(f"{target} exists already. Choose another name, or allow it to be overwritten.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        workplace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written ({error.strerror or error}).") from None
+    try:
+        made = workplace / target.name
+        yield made
+        for path in [made, *made.rglob("*")] if made.is_dir() else [made]:
+            sync(path)
+        if target.is_dir():  # a folder cannot be replaced in one step: the old one moves aside first
+            os.replace(target, workplace / "old")
+        os.replace(made, target)
+        sync(target.parent)
+    except (OSError, RuntimeError) as error:  # torch and safetensors report a full disk as RuntimeError or their own
+        raise CheckpointError(f"{target} could not be written ({describe(error)}); nothing was changed.") from None
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,99 @@
+"""Our own format: a folder with model.safetensors and model.json, which says everything about it."""
+
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..config import ModelConfig, ResNetConfig, ViTConfig
+from ..errors import CheckpointError, ConfigError
+from ..models import tensor_shapes
+from ..preprocess import Preprocess
+from .checkpoint import Checkpoint
+from .files import atomic_output, read_json, read_tensors, sha256, write_json, write_tensors
+from .rules import listed
+
+FORMAT = 1
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
+EXTRA = "extra."
+
+
+def write_folder(folder: Path, checkpoint: Checkpoint, *, overwrite: bool = False) -> None:
+    """Writes the folder whole or not at all."""
+    tensors = {**checkpoint.tensors, **{EXTRA + n: t for n, t in checkpoint.extras.items()}}
+    with atomic_output(folder, overwrite=overwrite) as made:
+        made.mkdir()
+        write_tensors(made / WEIGHTS, tensors)
+        write_json(made / DESCRIPTION, {**describe(checkpoint), "sha256": sha256(made / WEIGHTS)})
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """model.json without the checksum."""
+    kind = "resnet" if isinstance(checkpoint.config, ResNetConfig) else "vit"
+    return {
+        "format": FORMAT,
+        "patchword": __version__,
+        "architecture": kind,
+        "config": checkpoint.config.to_json(),
+        "preprocess": checkpoint.preprocess.to_json() if checkpoint.preprocess else None,
+        "labels": list(checkpoint.labels) if checkpoint.labels else None,
+        "temperature": checkpoint.temperature,
+        "source": {"family": checkpoint.family, "quirks": checkpoint.quirks},
+        "provenance": checkpoint.provenance,
+    }
+
+
+def read_folder(folder: Path) -> Checkpoint:
+    """Reads a folder back; a damaged or foreign file is named, never half loaded."""
+    said = read_json(folder / DESCRIPTION)
+    if said.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder / DESCRIPTION} has format {said.get('format')!r}; this patchword reads {FORMAT}. "
+            "A newer patchword may have written it."
+        )
+    try:
+        config = KINDS[said["architecture"]].from_json(said["config"])
+        preprocess = Preprocess.from_json(said["preprocess"]) if said["preprocess"] is not None else None
+        labels = read_labels(said["labels"], config)
+        temperature = read_temperature(said["temperature"])
+        source, provenance = said["source"], said["provenance"]
+        family, quirks = str(source["family"]), dict(source["quirks"])
+        expected_sum = str(said["sha256"])
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / DESCRIPTION}: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / DESCRIPTION} lacks or garbles {error}.") from None
+    if (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) != expected_sum:
+        raise CheckpointError(f"{folder / WEIGHTS} is damaged: its checksum is not the one in {DESCRIPTION}.")
+    tensors, _ = read_tensors(folder / WEIGHTS)
+    extras = {n.removeprefix(EXTRA): t for n, t in tensors.items() if n.startswith(EXTRA)}
+    tensors = {n: t for n, t in tensors.items() if not n.startswith(EXTRA)}
+    check_tensors(folder / WEIGHTS, tensors, config)
+    return Checkpoint(config, tensors, preprocess, labels, temperature, provenance, family, quirks, extras)
+
+
+def read_labels(labels: Any, config: ModelConfig) -> tuple[str, ...] | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, list) or len(labels) != config.num_classes:
+        raise ValueError(f"labels: the model has {config.num_classes} classes")
+    return tuple(map(str, labels))
+
+
+def read_temperature(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise ValueError(f"temperature {value!r}")
+    return float(value)
+
+
+def check_tensors(path: Path, tensors: dict[str, Any], config: ModelConfig) -> None:
+    expected = tensor_shapes(config)
+    wrong = [f"{n} is missing" for n in expected if n not in tensors]
+    wrong += [f"{n} is not part of the model" for n in tensors if n not in expected]
+    wrong += [
+        f"{n} is {tuple(t.shape)}, should be {tuple(expected[n].shape)}"
+        for n, t in tensors.items()
+        if n in expected and t.shape != expected[n].shape
+    ]
+    if wrong:
+        raise CheckpointError(f"{path} does not fit its {DESCRIPTION}: {listed(wrong)}.")

@@ -1,0 +1,285 @@
+"""What a model is, as plain data: frozen dataclasses, validated once, JSON both ways.
+
+Knows nothing of torch, files or training. Every field is something that changes what the model computes, or how it is
+regularised; a field that a checkpoint does not state is filled by the reader of that family (`checkpoints/`).
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from .errors import ConfigError
+
+Size = tuple[int, int]
+
+Stem = Literal["linear", "resnet", "conv"]
+Positions = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]
+Resample = Literal["google", "timm", "transformers", "torchvision", "dinov2"]
+Pooling = Literal["class", "average", "attention", "class+average"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+AttentionSpan = Literal["global", "axial", "local"]
+Standardisation = Literal["google", "timm", "bit"]
+
+
+class JsonConfig:
+    """JSON both ways for a frozen dataclass; every wrong key or value is named."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        if not isinstance(values, dict):
+            raise ConfigError(f"{cls.__name__} must be a JSON object, not {type(values).__name__}.")
+        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        if unknown := sorted(set(values) - set(known)):
+            raise ConfigError(f"{cls.__name__} has no field {', '.join(unknown)}. Its fields: {', '.join(known)}.")
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def replace(self, **changes: Any) -> Self:
+        return type(self).from_json({**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, **changes})  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        for name, hint in typing.get_type_hints(type(self)).items():
+            try:
+                object.__setattr__(self, name, cast(getattr(self, name), hint))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ConfigError(f"{type(self).__name__}.{name}: {error}") from None
+        self.validate()
+
+    def validate(self) -> None:
+        """Contradictions between fields; each subclass says its own."""
+
+    def require(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise ConfigError(message)
+
+
+def cast(value: Any, hint: Any) -> Any:
+    """`value` as the type `hint`, or TypeError/ValueError with a sentence. Accepts what JSON makes of our types."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return cast(value, next(a for a in arguments if a is not type(None)))
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is not one of {', '.join(map(repr, arguments))}")
+        return value
+    if origin is tuple:
+        return cast_tuple(value, arguments)
+    if hint is bool and not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    if hint in (int, float):
+        return cast_number(value, hint)
+    if not isinstance(value, hint):
+        raise TypeError(f"{value!r} is not a {hint.__name__}")
+    return value
+
+
+def cast_tuple(value: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    if arguments == (int, int) and isinstance(value, int):  # a square size may be given as one number
+        value = (value, value)
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r} is not a list")
+    if arguments[-1:] == (...,):
+        return tuple(cast(v, arguments[0]) for v in value)
+    if len(value) != len(arguments):
+        raise ValueError(f"{value!r} should have {len(arguments)} entries")
+    return tuple(cast(v, a) for v, a in zip(value, arguments, strict=True))
+
+
+def cast_number(value: Any, hint: type) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    if not math.isfinite(value) or (hint is int and value != int(value)):
+        raise ValueError(f"{value!r} is not {'a whole number' if hint is int else 'a finite number'}")
+    return hint(value)
+
+
+@dataclass(frozen=True)
+class ViTConfig(JsonConfig):
+    """A Vision Transformer. The defaults are the paper's ViT-B/16 for ImageNet."""
+
+    image_size: Size = (224, 224)  # height, width; one number means square
+    patch_size: Size = (16, 16)  # on the image, or on the stem's feature map
+    in_channels: int = 3
+    num_classes: int = 1000  # 0: no head, the model returns the pooled features
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    head_dim: int | None = None  # None: embed_dim / num_heads
+    mlp_dim: int = 3072
+
+    stem: Stem = "linear"
+    stem_layers: tuple[int, ...] = ()  # resnet: units per stage; conv: channels per stage, each halving the image
+    stem_width: int = 64  # resnet: channels of the root
+    standardisation: Standardisation = "google"  # resnet: whose formula standardises the convolution weights
+    patch_norm: bool = False  # LayerNorm before and after the patch projection, as vit-pytorch has it
+
+    class_token: bool = True
+    distillation: bool = False  # a second token and a second head (DeiT)
+    num_registers: int = 0
+    positions: Positions = "learned"
+    position_prefix: int | None = None  # prefix tokens with a learned position; None: class and distillation
+    position_resample: Resample = "google"  # whose rule resizes the positions when the image size changes
+
+    attention: AttentionSpan = "global"
+    window: int = 7  # side of the square a token sees, for local attention
+    qkv_bias: bool = True
+    out_bias: bool = True
+    qk_norm: bool = False
+    post_norm: bool = False  # norm after each residual (the original Transformer) instead of before (ViT)
+    norm_eps: float = 1e-6
+    activation: Activation = "gelu"
+    layer_scale: float | None = None  # initial value
+
+    pooling: Pooling = "class"
+    norm_after_pool: bool = False  # timm's fc_norm: the final norm acts on the pooled vector
+    pre_logits: int | None = None  # width of the tanh layer of the pre-training head
+
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    patch_dropout: float = 0.0
+    checkpoint_blocks: bool = False  # recompute the blocks in the backward pass: less memory, a third more work
+
+    def validate(self) -> None:
+        self._validate_ranges()
+        self.require(
+            self.head_dim is not None or self.embed_dim % self.num_heads == 0,
+            f"embed_dim {self.embed_dim} cannot be divided among {self.num_heads} heads; give head_dim.",
+        )
+        for size, stride, name in zip(self.image_size, self.stride, ("height", "width"), strict=True):
+            self.require(
+                size % stride == 0,
+                f"image {name} {size} is not a multiple of {stride}, the pixels of one patch; "
+                f"use {max(stride, size // stride * stride)} or {(size // stride + 1) * stride}.",
+            )
+        self._validate_options()
+
+    def _validate_ranges(self) -> None:
+        # Wide enough for any ViT ever published; a damaged file must not make us build a monster.
+        limits = {"in_channels": (1, 1024), "num_classes": (0, 1_000_000), "embed_dim": (1, 32768)}
+        limits |= {"depth": (0, 512), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
+        limits |= {"stem_width": (1, 4096), "num_registers": (0, 1024), "window": (1, 1024)}
+        for name, (low, high) in limits.items():
+            self.require(low <= getattr(self, name) <= high, f"{name} must be between {low} and {high}.")
+        for name in ("image_size", "patch_size"):
+            self.require(all(1 <= v <= 16384 for v in getattr(self, name)), f"{name} must be between 1 and 16384.")
+        self.require(len(self.stem_layers) <= 8, "stem_layers has more than 8 stages.")
+        self.require(all(1 <= n <= 4096 for n in self.stem_layers), "stem_layers must be between 1 and 4096.")
+        for name in ("dropout", "drop_path", "patch_dropout"):
+            self.require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1.")
+        self.require(self.norm_eps > 0, "norm_eps must be positive.")
+        self.require(self.head_dim is None or 1 <= self.head_dim <= 4096, "head_dim must be between 1 and 4096.")
+        self.require(self.pre_logits is None or 1 <= self.pre_logits <= 262144, "pre_logits must be 1 to 262144.")
+
+    def _validate_options(self) -> None:
+        has_class = self.class_token or "class" not in self.pooling
+        self.require(has_class, f"pooling {self.pooling!r} needs class_token.")
+        self.require(
+            not self.distillation or (self.class_token and self.pooling == "class" and self.pre_logits is None),
+            "distillation needs class_token and class pooling, and has no pre_logits.",
+        )
+        self.require(self.stem != "conv" or bool(self.stem_layers), "a conv stem needs stem_layers, e.g. [64, 128].")
+        self.require(
+            self.stem != "resnet" or self.stem_width % 32 == 0,
+            f"stem_width {self.stem_width}: a resnet stem normalises in 32 groups, so it must be a multiple of 32.",
+        )
+        self.require(self.stem != "linear" or not self.stem_layers, "a linear stem has no stem_layers.")
+        self.require(not (self.post_norm and self.norm_after_pool), "post_norm has no final norm to put after pooling.")
+        self.require(
+            0 <= self.num_positioned <= self.num_prefix,
+            f"position_prefix {self.position_prefix}: the model has {self.num_prefix} prefix tokens.",
+        )
+        self.require(
+            not self.position_prefix or self.positions in ("learned", "learned_2d"),
+            f"positions {self.positions!r} has no entries for prefix tokens; position_prefix must be 0.",
+        )
+        unit = {"learned_2d": 2, "sincos": 4}.get(self.positions, 1)
+        self.require(self.embed_dim % unit == 0, f"positions {self.positions!r} needs embed_dim divisible by {unit}.")
+        self.require(self.positions != "sincos" or self.embed_dim >= 8, "positions 'sincos' needs embed_dim >= 8.")
+        self.require(
+            self.positions != "rotary" or self.attention_dim % 4 == 0, "rotary positions need head_dim in fours."
+        )
+        placed = self.positions in ("relative", "rotary") or self.attention != "global"
+        self.require(
+            not (self.patch_dropout and placed),
+            "patch_dropout needs positions that are added to the tokens, and global attention.",
+        )
+
+    @property
+    def attention_dim(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def num_positioned(self) -> int:
+        """How many leading prefix tokens have a learned position of their own."""
+        if self.position_prefix is not None:
+            return self.position_prefix
+        return self.class_token + self.distillation if self.positions in ("learned", "learned_2d") else 0
+
+    @property
+    def stem_stride(self) -> int:
+        """How many image pixels one pixel of the stem's feature map covers, along one side."""
+        if self.stem == "resnet":
+            return 4 * 2 ** max(0, len(self.stem_layers) - 1)
+        return int(2 ** len(self.stem_layers))
+
+    @property
+    def stride(self) -> Size:
+        """Image pixels per token, (height, width)."""
+        return self.patch_size[0] * self.stem_stride, self.patch_size[1] * self.stem_stride
+
+    @property
+    def grid(self) -> Size:
+        """Rows and columns of patches."""
+        return self.image_size[0] // self.stride[0], self.image_size[1] // self.stride[1]
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens in front of the patches: class, distillation, registers, in this order."""
+        return self.class_token + self.distillation + self.num_registers
+
+    @property
+    def map_channels(self) -> int:
+        """Channels of what the patches are cut from: the image, or the stem's feature map."""
+        if self.stem == "linear":
+            return self.in_channels
+        if self.stem == "conv":
+            return self.stem_layers[-1]
+        return self.stem_width * 4 * 2 ** (len(self.stem_layers) - 1) if self.stem_layers else self.stem_width
+
+    @property
+    def pooled_dim(self) -> int:
+        return self.embed_dim * (2 if self.pooling == "class+average" else 1)
+
+
+@dataclass(frozen=True)
+class ResNetConfig(JsonConfig):
+    """A BiT ResNet (pre-activation, GroupNorm, standardised weights): the paper's convolutional baseline."""
+
+    image_size: Size = (224, 224)
+    in_channels: int = 3
+    num_classes: int = 1000  # 0: no head, the model returns the pooled features
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width_factor: int = 1
+
+    def validate(self) -> None:
+        self.require(1 <= len(self.layers) <= 8, "layers must have 1 to 8 stages.")
+        self.require(all(1 <= n <= 512 for n in self.layers), "layers must be between 1 and 512 units.")
+        self.require(1 <= self.width_factor <= 16, "width_factor must be between 1 and 16.")
+        self.require(1 <= self.in_channels <= 1024, "in_channels must be between 1 and 1024.")
+        self.require(0 <= self.num_classes <= 1_000_000, "num_classes must be between 0 and 1,000,000.")
+        self.require(all(1 <= v <= 16384 for v in self.image_size), "image_size must be between 1 and 16384.")
+
+
+ModelConfig = ViTConfig | ResNetConfig

@@ -1,0 +1,1 @@
+"""From files on disk to pictures and class numbers. Knows no models and no preprocessing."""

@@ -1,0 +1,40 @@
+"""Everything that can go wrong and is not our fault.
+
+PatchwordError
+├── ConfigError        a model or a request that cannot be built as written
+├── CheckpointError    a weights file that cannot be read, or does not fit the model it claims to be
+│   └── ConversionError    a model that the wanted format cannot hold
+├── DataError          a folder, file or list of images that cannot be used
+│   └── ImageError         one picture that cannot be decoded
+└── HubError           a download that did not work
+
+Each message says what was wrong, where, and what to do. The command line prints it without a traceback, exiting with 2.
+"""
+
+
+class PatchwordError(Exception):
+    """Base of all errors that a user can cause and mend."""
+
+
+class ConfigError(PatchwordError, ValueError):
+    """A configuration that contradicts itself or leaves the allowed range."""
+
+
+class CheckpointError(PatchwordError):
+    """A checkpoint that cannot be read or does not fit."""
+
+
+class ConversionError(CheckpointError):
+    """A model that the target format has no place for."""
+
+
+class DataError(PatchwordError):
+    """Input data that cannot be used."""
+
+
+class ImageError(DataError):
+    """A single image that cannot be decoded."""
+
+
+class HubError(PatchwordError):
+    """A model hub that cannot be reached, or answered with something else than asked for."""

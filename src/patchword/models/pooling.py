@@ -1,0 +1,72 @@
+"""From all tokens to one vector: class token, average of the patches, both, or attention pooling (MAP)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import ViTConfig
+
+
+class ClassPool(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D)
+        return tokens[:, 0]
+
+
+class AveragePool(nn.Module):
+    """The mean of the patch tokens; prefix tokens do not count."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.num_prefix = config.num_prefix
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens[:, self.num_prefix :].mean(dim=1)
+
+
+class ClassAveragePool(AveragePool):
+    """Class token and average side by side, as DINOv2's classifiers read them: (B, 2D)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.cat([tokens[:, 0], super().forward(tokens)], dim=1)
+
+
+class AttentionPool(nn.Module):
+    """A learned probe attends to the patch tokens, then a residual MLP: big_vision's MAP head."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        dim = config.embed_dim
+        self.num_prefix, self.num_heads = config.num_prefix, config.num_heads
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.probe = nn.Parameter(torch.empty(1, 1, dim))
+        nn.init.normal_(self.probe, std=dim**-0.5)
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.fc1 = nn.Linear(dim, config.mlp_dim)
+        self.fc2 = nn.Linear(config.mlp_dim, dim)
+
+    def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        patches = tokens[:, self.num_prefix :]
+        b, n, dim = patches.shape
+        q = self.q(self.probe).view(1, 1, self.num_heads, -1).transpose(1, 2).expand(b, -1, -1, -1)
+        k, v = self.kv(patches).view(b, n, 2, self.num_heads, dim // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v  # (B, H, 1, d), (B, H, N, d), (B, H, N, d)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = F.scaled_dot_product_attention(*self.project(tokens))
+        x = self.out(x.transpose(1, 2).flatten(2))[:, 0]
+        return x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate=self.approximate))
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """What the probe looks at: (B, H, 1, N) over the patch tokens."""
+        q, k, _ = self.project(tokens)
+        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
+
+
+def make_pool(config: ViTConfig) -> nn.Module:
+    if config.pooling == "class":
+        return ClassPool()
+    kinds = {"average": AveragePool, "class+average": ClassAveragePool, "attention": AttentionPool}
+    return kinds[config.pooling](config)

@@ -1,0 +1,148 @@
+"""How tokens know where they are: learned 1-D (the paper), learned 2-D, relative, sin-cos, rotary, none.
+
+And the one place where positions are resized to another grid, in the mode of whichever project made the weights.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import Resample, Size, ViTConfig
+
+
+class Positions(nn.Module):
+    """Puts the prefix tokens in front of the patches and adds positions to both. Here: no positions at all."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.num_positioned = config.num_positioned
+
+    def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        """Positions of the leading prefix tokens (1, k, D) and of the patches (1, N, D)."""
+        return None, None
+
+    def forward(self, patches: Tensor, prefix: Tensor | None, keep: Tensor | None = None) -> Tensor:
+        for_prefix, for_patches = self.tables()
+        if for_patches is not None:
+            patches = patches + for_patches
+        if keep is not None:  # (B, kept): patch dropout comes after positions, so what stays knows where it was
+            patches = patches.gather(1, keep[..., None].expand(-1, -1, patches.shape[-1]))
+        if prefix is None:
+            return patches
+        if for_prefix is not None and self.num_positioned:
+            k = self.num_positioned
+            prefix = torch.cat([prefix[:, :k] + for_prefix, prefix[:, k:]], dim=1)
+        return torch.cat([prefix, patches], dim=1)
+
+
+class Learned(Positions):
+    """One learned vector for each place in the sequence."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.table = nn.Parameter(torch.empty(1, self.num_positioned + config.num_patches, config.embed_dim))
+        nn.init.normal_(self.table, std=0.02)
+
+    def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.table[:, : self.num_positioned], self.table[:, self.num_positioned :]
+
+
+class Learned2D(Positions):
+    """A learned half-vector for each row and one for each column, side by side."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        (h, w), half = config.grid, config.embed_dim // 2
+        self.rows = nn.Parameter(torch.empty(h, half))
+        self.columns = nn.Parameter(torch.empty(w, half))
+        self.prefix_table = nn.Parameter(torch.empty(1, self.num_positioned, config.embed_dim))
+        for table in (self.rows, self.columns, self.prefix_table):
+            nn.init.normal_(table, std=0.02)
+
+    def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        h, w = len(self.rows), len(self.columns)
+        rows, columns = self.rows[:, None].expand(h, w, -1), self.columns[None].expand(h, w, -1)
+        return self.prefix_table, torch.cat([rows, columns], dim=-1).flatten(0, 1)[None]
+
+
+class SinCos(Positions):
+    """Fixed sine and cosine of column and row, as MoCo v3, big_vision and SimpleViT have it."""
+
+    table: Tensor
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("table", sincos_2d(config.grid, config.embed_dim)[None], persistent=False)
+
+    def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        return None, self.table
+
+
+def sincos_2d(grid: Size, dim: int, temperature: float = 10_000.0) -> Tensor:
+    """(N, D): [sin x, cos x, sin y, cos y] at D/4 frequencies from 1 down to 1/temperature."""
+    quarter = dim // 4
+    omega = temperature ** -(torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+    y, x = (g.flatten()[:, None] * omega for g in coordinates(grid))
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float()
+
+
+def coordinates(grid: Size) -> tuple[Tensor, Tensor]:
+    """Row and column of every patch, each of the grid's shape."""
+    rows, columns = (torch.arange(n, dtype=torch.float64) for n in grid)
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    return y, x
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by angles that grow with row and column, so that products depend on offsets only.
+
+    Half of a head's pairs turn with the row, half with the column; prefix tokens are not turned.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ViTConfig, temperature: float = 100.0) -> None:
+        super().__init__()
+        self.num_prefix = config.num_prefix
+        quarter = config.attention_dim // 4
+        omega = temperature ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
+        y, x = (g.flatten()[:, None] * omega for g in coordinates(config.grid))
+        angles = torch.cat([y, x], dim=1)  # (N, d/2)
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, H, N, d)
+        prefix, patches = x[:, :, : self.num_prefix], x[:, :, self.num_prefix :]
+        a, b = patches.chunk(2, dim=-1)
+        turned = torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], dim=-1)
+        return torch.cat([prefix, turned], dim=2)
+
+
+def make_positions(config: ViTConfig) -> Positions:
+    kinds = {"learned": Learned, "learned_2d": Learned2D, "sincos": SinCos}
+    return kinds.get(config.positions, Positions)(config)
+
+
+def resample_grid(table: Tensor, old: Size, new: Size, mode: Resample) -> Tensor:
+    """Position vectors (N, D) of one grid for another, as the named project computes them; same grid, same tensor."""
+    if old == new:
+        return table
+    x = table.float().reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, D, h, w)
+    if mode == "google":  # scipy's zoom of order 1: linear, corners on corners
+        x = F.interpolate(x, new, mode="bilinear", align_corners=True)
+    elif mode == "torchvision":
+        x = F.interpolate(x, new, mode="bicubic", align_corners=True)
+    elif mode == "transformers":
+        x = F.interpolate(x, new, mode="bicubic", align_corners=False)
+    elif mode == "dinov2":  # by a scale factor with an offset, which shifts every sample a little
+        scale = ((new[0] + 0.1) / old[0], (new[1] + 0.1) / old[1])
+        x = F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False)
+    else:  # timm, and DINOv2's and transformers' models with registers
+        x = F.interpolate(x, new, mode="bicubic", align_corners=False, antialias=True)
+    return x.permute(0, 2, 3, 1).reshape(new[0] * new[1], -1).to(table.dtype)
+
+
+def resample_line(table: Tensor, length: int, mode: Resample) -> Tensor:
+    """The same for a table of rows or columns (n, D)."""
+    return resample_grid(table, (len(table), 1), (length, 1), mode)

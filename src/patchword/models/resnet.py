@@ -1,0 +1,155 @@
+"""Residual networks of the paper: the stem of the hybrids, and BiT, its convolutional baseline.
+
+Both standardise the weights of every convolution and normalise by groups instead of by batch. The hybrid's units are
+post-activation and pad as TensorFlow does; BiT's are pre-activation and pad as PyTorch does.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import ResNetConfig, Standardisation, ViTConfig
+
+GROUPS = 32
+
+
+class StdConv2d(nn.Conv2d):
+    """A convolution whose filters are shifted to mean zero and scaled to variance one before use."""
+
+    def __init__(self, cin: int, cout: int, kernel: int, stride: int = 1, *, rule: Standardisation) -> None:
+        # BiT pads evenly, as PyTorch can by itself; the others as TensorFlow's SAME, which depends on the image.
+        super().__init__(cin, cout, kernel, stride, padding=kernel // 2 if rule == "bit" else 0, bias=False)
+        self.rule = rule
+
+    def standardised(self) -> Tensor:
+        w = self.weight
+        variance, mean = torch.var_mean(w, dim=(1, 2, 3), keepdim=True, correction=0)
+        if self.rule == "google":
+            return (w - mean) / (variance.sqrt() + 1e-5)
+        return (w - mean) / (variance + (1e-8 if self.rule == "timm" else 1e-10)).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rule != "bit":
+            x = pad_same(x, self.kernel_size[0], self.stride[0])
+        return self._conv_forward(x, self.standardised(), None)
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """Pads so that the output has ceil(size / stride) pixels, the odd pixel going to the right and the bottom."""
+    pads: list[int] = []
+    for size in (x.shape[-1], x.shape[-2]):
+        total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
+        pads += [total // 2, total - total // 2]
+    return F.pad(x, pads, value=value) if any(pads) else x
+
+
+class HybridUnit(nn.Module):
+    """Bottleneck, post-activation: 1x1, 3x3, 1x1, and a projected shortcut where the shape changes."""
+
+    def __init__(self, cin: int, width: int, stride: int, rule: Standardisation) -> None:
+        super().__init__()
+        eps = group_norm_eps(rule)
+        self.conv1, self.norm1 = StdConv2d(cin, width, 1, rule=rule), nn.GroupNorm(GROUPS, width, eps)
+        self.conv2, self.norm2 = StdConv2d(width, width, 3, stride, rule=rule), nn.GroupNorm(GROUPS, width, eps)
+        self.conv3, self.norm3 = StdConv2d(width, 4 * width, 1, rule=rule), nn.GroupNorm(GROUPS, 4 * width, eps)
+        self.shortcut: nn.Module = nn.Identity()
+        if cin != 4 * width or stride != 1:
+            conv = StdConv2d(cin, 4 * width, 1, stride, rule=rule)
+            self.shortcut = nn.Sequential(OrderedDict(conv=conv, norm=nn.GroupNorm(GROUPS, 4 * width, eps)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return F.relu(y + self.shortcut(x))
+
+
+class HybridStem(nn.Module):
+    """Image to feature map: the root (stride 4), then stages of bottleneck units, each after the first halving."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        rule, width = config.standardisation, config.stem_width
+        self.conv = StdConv2d(config.in_channels, width, 7, 2, rule=rule)
+        self.norm = nn.GroupNorm(GROUPS, width, group_norm_eps(rule))
+        self.stages = nn.ModuleList()
+        channels = width
+        for stage, units in enumerate(config.stem_layers):
+            blocks = nn.Sequential()
+            for unit in range(units):
+                stride = 2 if stage > 0 and unit == 0 else 1
+                blocks.append(HybridUnit(channels, width * 2**stage, stride, rule))
+                channels = width * 2**stage * 4
+            self.stages.append(blocks)
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, C', H/s, W/s)
+        x = F.relu(self.norm(self.conv(images)))
+        x = F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, 2)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+def group_norm_eps(rule: Standardisation) -> float:
+    return 1e-6 if rule == "google" else 1e-5
+
+
+class BiTUnit(nn.Module):
+    """Bottleneck, pre-activation: the shortcut of a unit that changes the shape starts after the first norm."""
+
+    def __init__(self, cin: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(GROUPS, cin), StdConv2d(cin, width, 1, rule="bit")
+        self.norm2, self.conv2 = nn.GroupNorm(GROUPS, width), StdConv2d(width, width, 3, stride, rule="bit")
+        self.norm3, self.conv3 = nn.GroupNorm(GROUPS, width), StdConv2d(width, 4 * width, 1, rule="bit")
+        changes = cin != 4 * width or stride != 1
+        self.shortcut = StdConv2d(cin, 4 * width, 1, stride, rule="bit") if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(x))
+        shortcut = x if self.shortcut is None else self.shortcut(y)
+        y = self.conv1(y)
+        y = self.conv2(F.relu(self.norm2(y)))
+        return shortcut + self.conv3(F.relu(self.norm3(y)))
+
+
+class ResNet(nn.Module):
+    """BiT: root, stages of pre-activation units, norm, global average, linear head (zero at the start)."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels = 64 * config.width_factor
+        self.conv = StdConv2d(config.in_channels, channels, 7, 2, rule="bit")
+        self.stages = nn.ModuleList()
+        for stage, units in enumerate(config.layers):
+            width = 64 * config.width_factor * 2**stage
+            blocks = nn.Sequential()
+            for unit in range(units):
+                blocks.append(BiTUnit(channels, width, 2 if stage > 0 and unit == 0 else 1))
+                channels = 4 * width
+            self.stages.append(blocks)
+        self.norm = nn.GroupNorm(GROUPS, channels)
+        self.head = nn.Linear(channels, config.num_classes) if config.num_classes else nn.Identity()
+        self.reset_parameters()
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
+        return self.head(self.feature_map(images).mean(dim=(2, 3)))
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """What the head averages: (B, C', H/32, W/32) for four stages."""
+        x = F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, 2)
+        for stage in self.stages:
+            x = stage(x)
+        return F.relu(self.norm(x))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)

@@ -1,0 +1,70 @@
+"""What is added to the attention scores: relative positions, and masks that narrow the span of attention.
+
+Prefix tokens see everything and are seen by everything, whatever the span.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Size, ViTConfig
+from .positions import coordinates
+
+
+class NoBias(nn.Module):
+    """The paper's attention: every token looks at every token, and scores stay as they are."""
+
+    def forward(self) -> Tensor | None:
+        return None
+
+
+class Bias(nn.Module):
+    """An additive (H or 1, N, N) bias: minus infinity outside the span, plus a learned relative position."""
+
+    mask: Tensor
+    offsets: Tensor
+
+    def __init__(self, config: ViTConfig, layer: int) -> None:
+        super().__init__()
+        self.num_prefix = config.num_prefix
+        visible = span_mask(config, layer)
+        mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+        self.register_buffer("mask", mask, persistent=False)
+        self.relative = None
+        if config.positions == "relative":
+            h, w = config.grid
+            self.relative = nn.Parameter(torch.empty(config.num_heads, 2 * h - 1, 2 * w - 1))
+            nn.init.normal_(self.relative, std=0.02)
+            self.register_buffer("offsets", relative_offsets(config.grid), persistent=False)
+
+    def forward(self) -> Tensor:
+        if self.relative is None:
+            return self.mask
+        between_patches = self.relative.flatten(1)[:, self.offsets]  # (H, N, N)
+        k = self.num_prefix
+        return self.mask + nn.functional.pad(between_patches, (k, 0, k, 0))
+
+
+def relative_offsets(grid: Size) -> Tensor:
+    """For each pair of patches the place of its (row, column) offset in the flattened table of offsets: (N, N)."""
+    h, w = grid
+    y, x = (g.flatten().long() for g in coordinates(grid))
+    return (y[:, None] - y[None] + h - 1) * (2 * w - 1) + (x[:, None] - x[None] + w - 1)
+
+
+def span_mask(config: ViTConfig, layer: int) -> Tensor:
+    """True where a token (row) may look (column): (N, N) with prefix tokens."""
+    y, x = (g.flatten().long() for g in coordinates(config.grid))
+    dy, dx = (y[:, None] - y[None]).abs(), (x[:, None] - x[None]).abs()
+    if config.attention == "axial":  # rows in even layers, columns in odd ones
+        patches = (dy == 0) if layer % 2 == 0 else (dx == 0)
+    elif config.attention == "local":
+        patches = (dy <= config.window // 2) & (dx <= config.window // 2)
+    else:
+        patches = torch.ones_like(dy, dtype=torch.bool)
+    k = config.num_prefix
+    return nn.functional.pad(patches, (k, 0, k, 0), value=True)
+
+
+def make_bias(config: ViTConfig, layer: int) -> nn.Module:
+    plain = config.attention == "global" and config.positions != "relative"
+    return NoBias() if plain else Bias(config, layer)

@@ -1,0 +1,149 @@
+"""Class folders, and how their names find the classes of a model."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from patchword.data.folders import class_folders, match_classes
+from patchword.data.imagenet import imagenet_classes
+from patchword.errors import DataError
+
+
+def make(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    make(tmp_path, "dog/2.jpg", "dog/1.jpg", "cat/deep/er/3.png", "cat/notes.txt", "stray.jpg", ".git/x.jpg")
+    (tmp_path / "empty").mkdir()
+    assert class_folders(tmp_path) == [
+        (tmp_path / "cat/deep/er/3.png", "cat"),
+        (tmp_path / "dog/1.jpg", "dog"),
+        (tmp_path / "dog/2.jpg", "dog"),
+    ]
+
+
+def test_what_is_no_folder_of_class_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        class_folders(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no pictures"):
+        class_folders(tmp_path)
+    make(tmp_path, "1.jpg", "2.jpg")
+    with pytest.raises(DataError, match=rf"lie directly in.*{re.escape(str(tmp_path))}/cat/1\.jpg"):
+        class_folders(tmp_path)
+    with pytest.raises(DataError, match="not a folder"):
+        class_folders(tmp_path / "1.jpg")
+
+
+def test_split_folders_are_pointed_out(tmp_path: Path) -> None:
+    make(tmp_path, "train/cat/1.jpg", "Val/cat/2.jpg")
+    with pytest.raises(DataError, match=rf"give {re.escape(str(tmp_path))}/Val or {re.escape(str(tmp_path))}/train"):
+        class_folders(tmp_path)
+    assert [name for _, name in class_folders(tmp_path / "train")] == ["cat"]
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    make(tmp_path, "train/1.jpg", "bus/2.jpg")
+    assert [name for _, name in class_folders(tmp_path)] == ["bus", "train"]
+
+
+def test_imagenet_table() -> None:
+    classes = imagenet_classes()
+    wnids = [wnid for wnid, _ in classes]
+    assert len(classes) == 1000 and wnids == sorted(set(wnids))
+    assert all(re.fullmatch(r"n\d{8}", wnid) and names.strip() == names != "" for wnid, names in classes)
+    known = {0: "tench, Tinca tinca", 281: "tabby, tabby cat", 999: "toilet tissue, toilet paper, bathroom tissue"}
+    assert {index: classes[index][1] for index in known} == known
+    assert classes[207] == ("n02099601", "golden retriever") and classes[0][0] == "n01440764"
+
+
+LABELS = ["tench, Tinca tinca", "Great White-Shark", "projectile, missile", "missile", "crane", "crane, derrick", "7"]
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("tench", 0),
+        ("tinca_tinca", 0),
+        ("TENCH, Tinca tinca", 0),
+        ("great_white_shark", 1),
+        ("greatwhiteshark", 1),
+        ("projectile", 2),
+        ("missile", 3),
+        ("crane", 4),
+        ("derrick", 5),
+        ("7", 6),
+    ],
+)
+def test_names_are_found_in_labels(name: str, index: int) -> None:
+    assert match_classes([name], LABELS, 7) == {name: index}
+
+
+def test_a_name_of_two_classes_fits_none() -> None:
+    with pytest.raises(DataError, match="'crane'.*several classes"):
+        match_classes(["crane"], ["crane", "Crane"], 2)
+    with pytest.raises(DataError, match="'suit'"):
+        match_classes(["suit"], ["maillot, suit", "tie, suit"], 2)
+
+
+def test_names_are_found_by_index() -> None:
+    assert match_classes(["0", "0007", "12"], None, 13) == {"0": 0, "0007": 7, "12": 12}
+    assert match_classes(["0", "1"], ["cat", "dog"], 2) == {"0": 0, "1": 1}
+    for bad in ("13", "-1", "1.0", "²", "٣", "9" * 5000, ""):
+        with pytest.raises(DataError, match="class indices from 0 to 12"):
+            match_classes(["0", bad], None, 13)
+
+
+def test_a_label_goes_before_an_index() -> None:
+    assert match_classes(["0", "1"], ["1", "0"], 2) == {"0": 1, "1": 0}
+
+
+def test_names_are_found_by_wordnet_id_only_with_1000_classes() -> None:
+    names = ["n01440764", "n15075141"]
+    labels = [f"class {index}" for index in range(1000)]
+    assert (
+        match_classes(names, None, 1000)
+        == match_classes(names, labels, 1000)
+        == dict(zip(names, (0, 999), strict=True))
+    )
+    with pytest.raises(DataError, match="n01440764") as error:
+        match_classes(names, None, 999)
+    assert "WordNet" not in str(error.value)
+
+
+def test_all_of_imagenet_by_id_and_by_unambiguous_name() -> None:
+    classes = imagenet_classes()
+    assert list(match_classes([wnid for wnid, _ in classes], None, 1000).values()) == list(range(1000))
+    labels = [names for _, names in classes]
+    # "crane" is a bird and a machine, and both have no other name.
+    unique = [label for label in labels if labels.count(label) == 1]
+    assert 990 < len(unique) < 1000
+    matched = match_classes(unique, labels, 1000)
+    assert all(labels[index] == name for name, index in matched.items())
+
+
+def test_one_scheme_must_fit_all() -> None:
+    with pytest.raises(DataError, match=r"the folders '1'\."):
+        match_classes(["cat", "dog", "1"], ["cat", "dog"], 2)
+
+
+def test_at_most_five_misfits_are_named() -> None:
+    with pytest.raises(DataError, match="'w0', 'w1', 'w2', 'w3', 'w4' and 3 more") as error:
+        match_classes([f"w{index}" for index in range(8)], ["cat", "dog"], 2)
+    assert "w5" not in str(error.value) and "labels" in str(error.value)
+
+
+def test_the_order_of_folders_is_never_taken_for_the_classes() -> None:
+    with pytest.raises(DataError, match="order of the folders is not taken.*give the labels"):
+        match_classes(["cat", "dog"], None, 2)
+    with pytest.raises(DataError) as error:
+        match_classes(["cat", "dog"], None, 3)
+    assert "order" not in str(error.value)
+
+
+def test_labels_must_be_as_many_as_classes() -> None:
+    with pytest.raises(DataError, match="2 labels for 3 classes"):
+        match_classes(["cat"], ["cat", "dog"], 3)

@@ -1,0 +1,529 @@
+"""Decoding: every pixel format, every damage, and the fast JPEG path against Pillow's."""
+
+import io
+import os
+import struct
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from patchword.data import images
+from patchword.data.images import GAP, MAX_PIXELS, list_images, load_image, to_mode
+from patchword.errors import DataError, ImageError
+from patchword.preprocess import HALF, Preprocess
+
+PHOTOS = {name: files("sklearn.datasets.images").joinpath(name).read_bytes() for name in ("china.jpg", "flower.jpg")}
+
+
+def photo(name: str = "china.jpg") -> Image.Image:
+    return Image.open(io.BytesIO(PHOTOS[name])).convert("RGB")
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def difference(one: Any, other: Any) -> np.ndarray:
+    one, other = np.asarray(one), np.asarray(other)
+    assert one.shape == other.shape
+    return np.abs(one.astype(int) - other.astype(int))
+
+
+# ---- the fast path ---------------------------------------------------------------------------------------------------
+
+JPEG_KINDS: dict[str, Callable[[Image.Image], bytes]] = {
+    "4:4:4": lambda image: encode(image, "JPEG", quality=90, subsampling=0),
+    "4:2:2": lambda image: encode(image, "JPEG", quality=90, subsampling=1),
+    "4:2:0": lambda image: encode(image, "JPEG", quality=90, subsampling=2),
+    "progressive": lambda image: encode(image, "JPEG", quality=80, progressive=True),
+    "grey": lambda image: encode(image.convert("L"), "JPEG", quality=90),
+    "RGB inside": lambda image: encode(image, "JPEG", quality=90, keep_rgb=True),
+}
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+@pytest.mark.parametrize("kind", JPEG_KINDS)
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+def test_simplejpeg_and_pillow_give_the_same_pixels(name: str, kind: str, scale: int) -> None:
+    data = JPEG_KINDS[kind](photo(name).crop((0, 0, 640, 424)))
+    fast = images._fast_jpeg(Image.open(io.BytesIO(data)), io.BytesIO(data), scale)
+    assert fast is not None and fast.size == (640 // scale, 424 // scale)
+    slow = images._pillow_jpeg(Image.open(io.BytesIO(data)), scale)
+    assert difference(fast, slow).max() == 0
+
+
+def test_the_real_files_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_pillow_jpeg", lambda *_: pytest.fail("Pillow decoded"))
+    for name, data in PHOTOS.items():
+        assert difference(load_image(data), photo(name)).max() == 0
+
+
+def test_pillow_decides_where_simplejpeg_refuses() -> None:
+    """Rubbish between two segments: libjpeg warns, which simplejpeg takes for an error, and every viewer shows it."""
+    data = PHOTOS["china.jpg"]
+    start = data.index(b"\xff\xdb")
+    odd = data[:start] + b"\x00\x01\x02" + data[start:]
+    assert images._fast_jpeg(Image.open(io.BytesIO(data)), io.BytesIO(odd), 1) is None
+    seen = load_image(data[:-2] + b"\x00" * 50 + b"\xff\xd9")
+    assert difference(seen, photo()).mean() < 0.1
+
+
+def test_a_file_that_shows_the_two_decoders_different_sizes_is_not_decoded_fast() -> None:
+    small, large = encode(Image.new("RGB", (16, 16)), "JPEG"), encode(Image.new("RGB", (160, 160)), "JPEG")
+    assert images._fast_jpeg(Image.open(io.BytesIO(small)), io.BytesIO(large), 1) is None
+
+
+@pytest.mark.parametrize("kind", JPEG_KINDS)
+@pytest.mark.parametrize("name", PHOTOS)
+def test_reduced_decoding_hardly_changes_what_the_model_sees(name: str, kind: str) -> None:
+    data = JPEG_KINDS[kind](photo(name).crop((0, 0, 640, 424)))
+    for size, scale in [(84, 2), (42, 4), (21, 8)]:
+        preprocess = Preprocess((size, size), mean=HALF, std=HALF)
+        reduced = load_image(data, at_least=preprocess.resized_to)
+        assert reduced.size == (640 // scale, 424 // scale)
+        moved = difference(preprocess.pixels(load_image(data)), preprocess.pixels(reduced))
+        assert moved.mean() < 2 and moved.max() < 25
+
+
+@pytest.mark.parametrize(
+    ("size", "at_least", "expected"),
+    [
+        ((4000, 3000), (248, 248), (1000, 750)),
+        ((4000, 3000), (int(375 / GAP), int(500 / GAP)), (500, 375)),
+        ((4000, 3000), (int(375 / GAP) + 1, 100), (1000, 750)),  # one row short
+        ((3998, 2998), (248, 248), (1999, 1499)),  # not divisible by 4
+        ((3999, 2999), (248, 248), (3999, 2999)),
+        ((340, 256), (248, 248), (340, 256)),
+        ((4000, 3000), None, (4000, 3000)),
+    ],
+)
+def test_scale_leaves_a_margin_and_the_proportions(size: Any, at_least: Any, expected: Any) -> None:
+    width, height = size
+    scale = images._scale(height, width, 1, at_least)
+    assert (width // scale, height // scale) == expected
+    sideways = None if at_least is None else at_least[::-1]
+    assert images._scale(height, width, 6, sideways) == scale
+
+
+def test_at_least_counts_after_the_turn() -> None:
+    wide = photo().crop((0, 0, 640, 160))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(wide, "JPEG", exif=exif)  # upright it is 160 wide, 640 high
+    assert load_image(data, at_least=(120, 30)).size == (80, 320)
+    assert load_image(data, at_least=(30, 120)).size == (160, 640)
+
+
+def test_grey_from_a_colour_jpeg_equals_grey_from_the_same_png() -> None:
+    data = PHOTOS["flower.jpg"]
+    assert difference(load_image(data, mode="L"), load_image(encode(photo("flower.jpg"), "PNG"), mode="L")).max() == 0
+
+
+# ---- orientation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_orientation_equals_pillows_exif_transpose(kind: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(photo().crop((100, 100, 180, 148)), kind, exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)).convert("RGB"))
+    seen = load_image(data)
+    assert seen.size == ((80, 48) if orientation < 5 else (48, 80))
+    assert difference(seen, expected).max() == 0
+    assert ImageOps.exif_transpose(seen).tobytes() == seen.tobytes()  # nothing is left to be applied twice
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_an_impossible_orientation_is_ignored(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert load_image(encode(Image.new("RGB", (8, 4)), "JPEG", exif=exif)).size == (8, 4)
+
+
+def test_broken_exif_does_not_cost_the_picture() -> None:
+    for exif in (
+        b"Exif\0\0II*\0\xff\xff\xff\xff",
+        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01" * 40,
+        b"Exif\0\0" + b"x" * 9,
+    ):
+        assert load_image(encode(photo(), "JPEG", exif=exif)).size == (640, 427)
+
+
+# ---- pixel formats ---------------------------------------------------------------------------------------------------
+
+
+def gradient(dtype: Any, top: float) -> np.ndarray:
+    return np.linspace(0, top, 256).round(0 if top > 1 else 9).astype(dtype).reshape(16, 16)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_are_scaled_and_not_clipped(kind: str) -> None:
+    data = encode(Image.fromarray(gradient(np.uint16, 65535)), kind)
+    assert Image.open(io.BytesIO(data)).mode.startswith("I")
+    seen = load_image(data, mode="L")
+    assert difference(seen, np.arange(256).reshape(16, 16)).max() == 0
+    assert difference(np.asarray(load_image(data))[:, :, 1], seen).max() == 0
+
+
+def test_big_endian_sixteen_bit_tiff() -> None:
+    image = Image.fromarray(gradient(np.uint16, 65535)).convert("I").convert("I;16B")
+    data = encode(image, "TIFF")
+    assert Image.open(io.BytesIO(data)).mode == "I;16B"
+    assert difference(load_image(data, mode="L"), np.arange(256).reshape(16, 16)).max() == 0
+
+
+def test_wider_integers_are_refused_as_nothing_says_what_white_is() -> None:
+    within = encode(Image.fromarray(gradient(np.int32, 65535)), "TIFF")
+    assert difference(load_image(within, mode="L"), np.arange(256).reshape(16, 16)).max() == 0
+    for values in (gradient(np.int32, 70000), gradient(np.int32, 1000) - 5):
+        with pytest.raises(ImageError, match="which value is white"):
+            load_image(encode(Image.fromarray(values), "TIFF"))
+
+
+def test_floats_run_from_zero_to_one() -> None:
+    data = encode(Image.fromarray(gradient(np.float32, 1.0)), "TIFF")
+    assert difference(load_image(data, mode="L"), np.arange(256).reshape(16, 16)).max() <= 1
+    for bad in (1.5, -0.1, np.nan, np.inf):
+        values = gradient(np.float32, 1.0)
+        values[3, 3] = bad
+        with pytest.raises(ImageError, match="which value is white"):
+            load_image(encode(Image.fromarray(values), "TIFF"))
+
+
+def test_transparency_is_laid_on_white() -> None:
+    for pixel, expected in [((9, 9, 9, 0), (255, 255, 255)), ((200, 100, 0, 255), (200, 100, 0))]:
+        for kind in ("PNG", "WEBP", "TIFF"):
+            options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+            data = encode(Image.new("RGBA", (4, 4), pixel), kind, **options)
+            assert load_image(data).getpixel((1, 1)) == expected
+    half = load_image(encode(Image.new("LA", (4, 4), (0, 128)), "PNG"), mode="L")
+    assert half.getpixel((0, 0)) in (126, 127, 128)
+
+
+def test_palettes_with_and_without_transparency() -> None:
+    palette = Image.new("P", (4, 1))
+    palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30])
+    palette.putdata([0, 1, 2, 3])
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (10, 20, 30)]
+    cases: list[tuple[dict[str, Any], list[tuple[int, ...]]]] = [
+        ({}, colours),
+        ({"transparency": 1}, [colours[0], (255, 255, 255), *colours[2:]]),
+        ({"transparency": b"\xff\x00\xff\x00"}, [colours[0], (255, 255, 255), colours[2], (255, 255, 255)]),
+    ]
+    for options, expected in cases:
+        seen = load_image(encode(palette, "PNG", **options))
+        assert [seen.getpixel((x, 0)) for x in range(4)] == expected
+    seen = load_image(encode(palette, "GIF", transparency=2))
+    assert [seen.getpixel((x, 0)) for x in range(4)] == [*colours[:2], (255, 255, 255), colours[3]]
+    assert load_image(encode(palette, "PNG"), mode="L").getpixel((1, 0)) == 150  # 0.587 x 255
+
+
+def test_a_single_transparent_colour_is_laid_on_white() -> None:
+    data = encode(Image.new("RGB", (2, 2), (1, 2, 3)), "PNG", transparency=(1, 2, 3))
+    assert load_image(data).getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
+def test_cmyk(kind: str) -> None:
+    """Pillow writes CMYK JPEGs inverted and with Adobe's marker, as Photoshop does."""
+    ink = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # red
+    data = encode(ink, kind)
+    assert Image.open(io.BytesIO(data)).mode == "CMYK"
+    assert difference(load_image(data), np.full((16, 16, 3), (255, 0, 0))).max() <= 3
+    assert load_image(data, mode="L").getpixel((0, 0)) in range(73, 80)
+
+
+def test_ycck() -> None:
+    """Adobe's marker says 2 instead of 0: the first three inks are stored as luma and chroma."""
+    data = encode(Image.new("CMYK", (16, 16), (100, 100, 100, 50)), "JPEG")
+    marker = data.index(b"Adobe")
+    ycck = data[: marker + 11] + b"\x02" + data[marker + 12 :]
+    expected = Image.open(io.BytesIO(ycck)).convert("RGB")
+    assert difference(expected, load_image(data)).max() > 20  # the marker is heeded
+    assert difference(load_image(ycck), expected).max() == 0
+
+
+def test_a_large_cmyk_jpeg_is_reduced_as_well() -> None:
+    data = encode(photo().crop((0, 0, 640, 424)).convert("CMYK"), "JPEG", quality=95)
+    assert load_image(data, at_least=(40, 40)).size == (160, 106)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP"])
+def test_lossless_formats_return_what_was_saved(kind: str) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8))
+    if kind == "GIF":
+        image = image.quantize(16).convert("RGB")
+    data = encode(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    assert difference(load_image(data), image).max() == 0
+
+
+def test_one_bit() -> None:
+    image = Image.new("1", (3, 1))
+    image.putpixel((1, 0), 1)
+    for kind in ("PNG", "TIFF", "BMP", "PPM"):
+        assert np.asarray(load_image(encode(image, kind), mode="L")).tolist() == [[0, 255, 0]]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_the_first_frame_of_an_animation(kind: str) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ((200, 0, 0), (0, 200, 0), (0, 0, 200))]
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
+    assert getattr(Image.open(io.BytesIO(data)), "n_frames", 1) == 3
+    assert difference(load_image(data), np.full((8, 8, 3), (200, 0, 0))).max() <= 2
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
+def test_one_pixel(kind: str) -> None:
+    seen = load_image(encode(Image.new("RGB", (1, 1), "white"), kind), at_least=(224, 224))
+    assert seen.size == (1, 1) and seen.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_to_mode_names_colours_it_cannot_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("conversion from LAB to RGB not supported")
+
+    monkeypatch.setattr(Image.Image, "convert", refuse)  # as Pillow 12 does; 13 can
+    with pytest.raises(ImageError, match="LAB"):
+        to_mode(Image.new("LAB", (2, 2)), "RGB")
+
+
+def test_premultiplied_transparency() -> None:
+    premultiplied = Image.new("RGBA", (2, 2), (100, 0, 0, 0)).convert("RGBa")
+    assert to_mode(premultiplied, "RGB").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_what_is_returned_holds_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    photo().save(path)
+    seen = load_image(path)
+    path.unlink()
+    assert type(seen) is Image.Image and seen.info == {} and seen.getpixel((0, 0)) == photo().getpixel((0, 0))
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 9999)) + chunk(b"IEND", b"")
+
+
+def gif_bomb(width: int, height: int) -> bytes:
+    """A screen of 1 x 1 and a frame of the given size: Pillow checks such frames itself, in the plugin."""
+    screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
+    return screen + b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x44\x01\x00;"
+
+
+def test_a_bomb_is_refused_before_it_is_decoded() -> None:
+    for data in (png_bomb(20000, 20000), png_bomb(10001, 10000), gif_bomb(60000, 60000), gif_bomb(10000, 12000)):
+        start = time.perf_counter()
+        with pytest.raises(ImageError, match="pixels"):
+            load_image(data)
+        assert time.perf_counter() - start < 0.2
+
+
+def test_the_limit_is_the_callers() -> None:
+    data = encode(Image.new("RGB", (20, 20)), "PNG")
+    assert load_image(data, max_pixels=400).size == (20, 20)
+    with pytest.raises(ImageError, match="20 x 20 pixels.*399 allowed.*max_pixels"):
+        load_image(data, max_pixels=399)
+    assert MAX_PIXELS == 100_000_000
+
+
+def test_between_pillows_warning_and_our_limit_nothing_is_said() -> None:
+    """90 to 100 million pixels: Pillow warns, we accept, so what is wrong with this file is its end."""
+    for action in ("error", "default"):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            with pytest.raises(ImageError, match="damaged or cut short"):
+                load_image(png_bomb(9500, 10000))
+            assert seen == []
+
+
+def test_a_programs_own_policy_on_bombs_is_kept() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with pytest.raises(ImageError, match="MAX_IMAGE_PIXELS"):
+            load_image(png_bomb(9500, 10000))
+
+
+def test_metadata_warnings_stay_inside_whatever_the_filters_are() -> None:
+    """An animation of no frames: Pillow warns and takes the still picture, which is good."""
+    data = encode(Image.new("RGB", (4, 4), "red"), "PNG")
+    broken = data[:33] + chunk(b"acTL", struct.pack(">II", 0, 0)) + data[33:]  # behind signature and IHDR
+    for action in ("error", "default", "always"):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            if action == "always":
+                Image.open(io.BytesIO(broken)).load()
+                assert seen  # Pillow alone does warn
+                seen.clear()
+            assert load_image(broken).getpixel((0, 0)) == (255, 0, 0)
+            assert seen == []
+
+
+@pytest.mark.parametrize("end", [0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM"])
+def test_truncated_files_are_refused(kind: str, end: float, tmp_path: Path) -> None:
+    path = tmp_path / "holiday.img"
+    data = encode(photo().crop((0, 0, 64, 64)), kind)
+    path.write_bytes(data[: int(len(data) * end)])
+    with pytest.raises(ImageError, match=r"holiday\.img: .*\. [A-Z]"):
+        load_image(path)
+
+
+def test_files_that_are_no_pictures(tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("hello, this is not a picture")
+    (tmp_path / "drawing.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    cases = {
+        "empty.jpg": "is empty",
+        "text.jpg": "not a picture in a known format.*JPEG",
+        "drawing.eps": "not a picture in a known format",
+        "nowhere.jpg": "no such file",
+        "text.jpg/below.jpg": "no such file",
+        "pipe.jpg": "not an ordinary file",
+        ".": "is a folder",
+        "nul\0.jpg": "null",
+        "long" * 100: "too long",
+    }
+    for name, reason in cases.items():
+        with pytest.raises(ImageError, match=reason) as error:
+            load_image(str(tmp_path / name))
+        assert str(error.value).startswith(f"Cannot read {tmp_path / name}: ")
+    with pytest.raises(ImageError, match="<bytes>.*is empty"):
+        load_image(b"")
+
+
+def test_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret.png"
+    photo().save(path)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)  # chmod does not stop root, as whom tests often run
+    with pytest.raises(ImageError, match=r"secret\.png: permission is denied"):
+        load_image(path)
+
+
+def small_files() -> dict[str, bytes]:
+    image = photo().crop((200, 150, 232, 174))
+    frames = [image, image.transpose(Image.Transpose.ROTATE_180)]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return {
+        "JPEG": encode(image, "JPEG", exif=exif),
+        "progressive JPEG": encode(image, "JPEG", progressive=True, subsampling=0),
+        "CMYK JPEG": encode(image.convert("CMYK"), "JPEG"),
+        "PNG": encode(image, "PNG", exif=exif),
+        "palette PNG": encode(image.quantize(8), "PNG", transparency=b"\x00\x80\xff"),
+        "16-bit PNG": encode(Image.fromarray(gradient(np.uint16, 65535)), "PNG"),
+        "APNG": encode(image, "PNG", save_all=True, append_images=frames[1:]),
+        "GIF": encode(image, "GIF", save_all=True, append_images=frames[1:]),
+        "WebP": encode(image, "WEBP", exif=exif),
+        "animated WebP": encode(image, "WEBP", save_all=True, append_images=frames[1:]),
+        "TIFF": encode(image, "TIFF", exif=exif),
+        "compressed TIFF": encode(image, "TIFF", compression="tiff_lzw"),
+        "float TIFF": encode(Image.fromarray(gradient(np.float32, 1.0)), "TIFF"),
+        "BMP": encode(image, "BMP"),
+        "PPM": encode(image, "PPM"),
+    }
+
+
+SMALL_FILES = small_files()
+
+
+@pytest.mark.parametrize("kind", SMALL_FILES)
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_any_damage_gives_a_picture_or_an_image_error(kind: str, data: st.DataObject) -> None:
+    content = bytearray(SMALL_FILES[kind])
+    end = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
+    # Headers decide most, so half of the flips go there.
+    places = st.one_of(st.integers(0, len(content) - 1), st.integers(0, min(100, len(content) - 1)))
+    for place, bit in data.draw(st.lists(st.tuples(places, st.integers(0, 7)), max_size=6)):
+        content[place] ^= 1 << bit
+    try:
+        seen = load_image(bytes(content[:end]), at_least=(4, 4), max_pixels=1_000_000)
+    except ImageError as error:
+        assert str(error).startswith("Cannot read <bytes>: ")
+    else:
+        assert seen.mode == "RGB" and seen.width * seen.height <= 1_000_000
+        assert np.asarray(seen).dtype == np.uint8
+
+
+def test_threads_get_the_same_pixels() -> None:
+    contents = list(SMALL_FILES.values()) * 8
+    expected = [load_image(content).tobytes() for content in contents]
+    with ThreadPoolExecutor(8) as pool:
+        assert [image.tobytes() for image in pool.map(load_image, contents)] == expected
+
+
+# ---- lists -----------------------------------------------------------------------------------------------------------
+
+
+def test_list_images_is_sorted_recursive_and_skips_the_rest(tmp_path: Path) -> None:
+    wanted = ["a.JPG", "b/c.png", "b/d/e.webp", "z.tiff"]
+    for name in [*wanted, ".hidden.jpg", ".cache/x.jpg", "b/notes.txt", "b/.x/y.png", "jpg"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "folder.jpg").mkdir()
+    assert list_images(tmp_path) == [tmp_path / name for name in wanted]
+    assert list_images(str(tmp_path)) == list_images(tmp_path)
+
+
+def test_list_images_follows_links_but_not_in_circles(tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    (real / "x.jpg").touch()
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "linked").symlink_to(real)
+    (real / "back").symlink_to(root)
+    assert list_images(root) == [root / "linked" / "x.jpg"]
+
+
+def test_list_images_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        list_images(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"no pictures.*\.jpg"):
+        list_images(tmp_path)
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(DataError, match="not a folder"):
+        list_images(tmp_path / "a.jpg")
+
+
+def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "a.jpg").touch()
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match="locked: Permission denied"):
+        list_images(tmp_path)

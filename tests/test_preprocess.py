@@ -1,0 +1,221 @@
+"""The evaluation transform against its definition: resize the whole picture, cut the centre, normalise."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from patchword.errors import ConfigError, ImageError
+from patchword.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+
+PLAIN = Preprocess((224, 224), crop=0.9, mean=HALF, std=HALF)
+
+
+def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Image:
+    """The hardest case for resampling: every frequency, and clipping at both ends."""
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    return Image.fromarray(values if channels == 3 else values[:, :, 0])
+
+
+def resize_then_crop(image: Image.Image, size: int, short: int, resample: Image.Resampling) -> np.ndarray:
+    """torchvision's Resize(short) and CenterCrop(size), in its own arithmetic, one after the other."""
+    width, height = image.size
+    if width <= height:
+        resized = short, int(short * height / width)
+    else:
+        resized = int(short * width / height), short
+    whole = image.resize(resized, resample)
+    left, top = int(round((resized[0] - size) / 2.0)), int(round((resized[1] - size) / 2.0))
+    return np.asarray(whole.crop((left, top, left + size, top + size)))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("shape", [(256, 340), (383, 256), (256, 256), (375, 500), (90, 120), (301, 901), (640, 227)])
+def test_pixels_equal_resize_then_crop(shape: tuple[int, int], interpolation: str) -> None:
+    image = noise(*shape)
+    preprocess = replace(PLAIN, interpolation=interpolation)
+    expected = resize_then_crop(image, 224, 248, Image.Resampling[interpolation.upper()])
+    difference = np.abs(preprocess.pixels(image).astype(int) - expected)
+    # Pillow keeps a box in single precision: a value on the edge between two grey levels may fall to the other side,
+    # in both passes at worst. For "nearest" the same ties choose the pixel beside.
+    if interpolation == "nearest":
+        assert (difference > 0).mean() < 0.05
+    else:
+        assert difference.max() <= 2 and (difference > 1).mean() < 1e-4 and difference.mean() < 0.05
+
+
+def test_pixels_are_exact_without_a_crop() -> None:
+    image = noise(300, 300)
+    np.testing.assert_array_equal(
+        replace(PLAIN, crop=1.0).pixels(image), np.asarray(image.resize((224, 224), Image.Resampling.BICUBIC))
+    )
+
+
+def test_a_picture_of_the_right_size_is_untouched() -> None:
+    image = noise(224, 224)
+    np.testing.assert_array_equal(replace(PLAIN, crop=1.0).pixels(image), np.asarray(image))
+
+
+def test_squash_uses_the_whole_picture() -> None:
+    ramp = Image.fromarray(np.tile(np.linspace(0, 255, 400, dtype=np.uint8), (50, 1)))
+    squash = Preprocess((32, 32), "squash", mean=(0.5,), std=(0.5,)).pixels(ramp)[:, :, 0]
+    cover = Preprocess((32, 32), "cover", mean=(0.5,), std=(0.5,)).pixels(ramp)[:, :, 0]
+    assert squash.min() < 8 and squash.max() > 247
+    assert cover.min() > 100 and cover.max() < 155  # the middle eighth only
+
+
+def test_squash_equals_resize_then_crop() -> None:
+    image = noise(200, 333)
+    whole = image.resize((248, 248), Image.Resampling.BICUBIC).crop((12, 12, 236, 236))
+    difference = np.abs(replace(PLAIN, resize="squash").pixels(image).astype(int) - np.asarray(whole))
+    assert difference.max() <= 1
+
+
+def test_the_crop_is_centred() -> None:
+    """A white cross through the centre of a black picture stays in the centre, whatever its shape."""
+    for height, width in [(101, 301), (301, 101), (151, 151)]:
+        values = np.zeros((height, width), dtype=np.uint8)
+        values[height // 2, :] = values[:, width // 2] = 255
+        seen = Preprocess((51, 51), mean=(0.5,), std=(0.5,)).pixels(Image.fromarray(values))[:, :, 0]
+        assert seen.sum(axis=0).argmax() == 25 and seen.sum(axis=1).argmax() == 25
+
+
+def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
+    preprocess = Preprocess((100, 200), mean=HALF, std=HALF)
+    assert preprocess._resized(100, 100) == (200, 200)
+    assert preprocess._resized(50, 400) == (100, 800)
+    image = noise(120, 130)
+    expected = image.resize((200, int(200 * 120 / 130)), Image.Resampling.BICUBIC)
+    top = int(round((expected.height - 100) / 2.0))
+    difference = np.abs(preprocess.pixels(image).astype(int) - np.asarray(expected.crop((0, top, 200, top + 100))))
+    assert difference.max() <= 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    st.floats(0.05, 1.0),
+    st.sampled_from(["cover", "squash"]),
+    st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
+)
+def test_every_shape_gives_the_wanted_size_and_keeps_a_flat_colour(height, width, size, crop, resize, interpolation):
+    preprocess = Preprocess(size, resize, crop, interpolation, mean=HALF, std=HALF)
+    pixels = preprocess.pixels(Image.new("RGB", (width, height), (10, 120, 250)))
+    assert pixels.shape == (*size, 3) and pixels.dtype == np.uint8
+    assert (pixels == (10, 120, 250)).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (3, 20000), (2, 2)])
+def test_extreme_pictures(size: tuple[int, int]) -> None:
+    pixels = PLAIN.pixels(Image.new("RGB", size, (3, 4, 5)))
+    assert pixels.shape == (224, 224, 3) and (pixels == (3, 4, 5)).all()
+
+
+def test_normalise_is_bit_equal_to_the_plain_formula() -> None:
+    preprocess = Preprocess((8, 12), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    batch = torch.arange(256, dtype=torch.uint8).repeat(9).view(2, 8, 12, 12)[..., :3].contiguous()
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+    expected = (batch.permute(0, 3, 1, 2).float() / 255 - mean) / std
+    seen = preprocess.normalise(batch)
+    assert torch.equal(seen, expected)
+    assert seen.dtype == torch.float32 and seen.is_contiguous() and seen.shape == (2, 3, 8, 12)
+
+
+def test_normalise_leaves_its_input_alone() -> None:
+    batch = torch.full((1, 4, 4, 3), 200, dtype=torch.uint8)
+    PLAIN.normalise(batch)
+    assert (batch == 200).all()
+
+
+def test_call_is_pixels_then_normalise_and_ranges_from_minus_one_to_one() -> None:
+    image = noise(100, 120)
+    assert torch.equal(PLAIN(image), PLAIN.normalise(torch.from_numpy(PLAIN.pixels(image))[None])[0])
+    assert PLAIN(Image.new("RGB", (9, 9), "white")).unique().tolist() == [1.0]
+    assert PLAIN(Image.new("RGB", (9, 9), "black")).unique().tolist() == [-1.0]
+
+
+def test_grey_and_colour_pictures_suit_both_kinds_of_model() -> None:
+    grey = Preprocess((16, 16), mean=(0.5,), std=(0.25,))
+    assert grey.mode == "L" and grey.channels == 1
+    assert grey(noise(20, 20)).shape == (1, 16, 16)
+    seen = PLAIN(noise(20, 20, channels=1))
+    assert seen.shape == (3, 224, 224) and torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "CMYK", "I;16"])
+def test_other_modes_are_refused_with_advice(mode: str) -> None:
+    with pytest.raises(ImageError, match="to_mode"):
+        PLAIN.pixels(Image.new(mode, (4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("crop", "expected"), [(0.9, 248), (0.875, 256), (1.0, 224), (0.96, 233), (0.95, 235), (0.5, 448)]
+)
+def test_resized_to_follows_timm(crop: float, expected: int) -> None:
+    assert replace(PLAIN, crop=crop).resized_to == (expected, expected)
+
+
+def test_json_round_trip() -> None:
+    preprocess = Preprocess((96, 128), "squash", 0.875, "lanczos", mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    assert Preprocess.from_json(json.loads(json.dumps(preprocess.to_json()))) == preprocess
+    hash(Preprocess.from_json(preprocess.to_json()))  # lists have become tuples
+
+
+def test_from_json_names_what_is_unknown_or_missing() -> None:
+    values = PLAIN.to_json()
+    with pytest.raises(ConfigError, match="no field colour, dept"):
+        Preprocess.from_json(values | {"dept": 1, "colour": 2})
+    del values["mean"], values["crop"]
+    with pytest.raises(ConfigError, match="lacks crop, mean"):
+        Preprocess.from_json(values)
+    with pytest.raises(ConfigError, match="object"):
+        Preprocess.from_json([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("size", (0, 224)),
+        ("size", (224, 16385)),
+        ("size", "ab"),
+        ("size", (224.5, 224)),
+        ("size", (True, True)),
+        ("size", (1, 2, 3)),
+        ("crop", 0),
+        ("crop", -0.5),
+        ("crop", 1.01),
+        ("crop", math.nan),
+        ("crop", "0.9"),
+        ("crop", True),
+        ("crop", 1e-320),
+        ("crop", 0.01),
+        ("mean", ()),
+        ("mean", (0.5, 0.5)),
+        ("mean", (0.5, 0.5, math.inf)),
+        ("mean", (0.5, 0.5, 10**400)),
+        ("mean", (0.5, 0.5, None)),
+        ("mean", "abc"),
+        ("std", (0.5, 0.0, 0.5)),
+        ("std", (0.5, -0.1, 0.5)),
+        ("std", (0.5,)),
+        ("resize", "fit"),
+        ("interpolation", "cubic"),
+        ("interpolation", None),
+    ],
+)
+def test_wrong_values_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"(?i)preprocess\.(?:{name}|size|mean).*{name}|preprocess\.{name}"):
+        Preprocess.from_json(PLAIN.to_json() | {name: value})
+
+
+def test_a_channel_count_other_than_one_or_three_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 number .* or 3 numbers"):
+        Preprocess((8, 8), mean=(0.5,) * 4, std=(0.5,) * 4)
