@@ -1,4 +1,4 @@
-"""Every golden case: the original project's outputs from its own checkpoint file, to 3e-5, and the file written back."""
+"""Every golden case: the original outputs from the original checkpoint file, to 3e-5, and the file written back."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,6 @@
 """A model at rest: its tensors under our names and all that must travel with them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ViTConfig
+from ..errors import ConfigError
 from ..models import Model, adapt_state, build, changed_config
 from ..preprocess import Preprocess
 
@@ -52,6 +54,19 @@ class Checkpoint:
         if preprocess is not None:
             preprocess = replace(preprocess, size=config.image_size)
         return replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess)
+
+    def stated(self, labels: Sequence[str] | None = None, **preprocess: Any) -> "Checkpoint":
+        """With labels or fields of the preprocessing as the caller states them, whatever the file says."""
+        result = self
+        if labels is not None:
+            if len(labels) != self.config.num_classes:
+                raise ConfigError(f"{len(labels)} labels were given for a model of {self.config.num_classes} classes.")
+            result = replace(result, labels=tuple(labels))
+        if preprocess:
+            if self.preprocess is None:
+                raise ConfigError(f"A model of {self.config.in_channels} channels has no preprocessing to change.")
+            result = replace(result, preprocess=self.preprocess.replace(**preprocess))
+        return result
 
 
 def with_channels(preprocess: Preprocess | None, channels: int) -> Preprocess | None:

@@ -38,8 +38,7 @@ class AttentionPool(nn.Module):
         dim = config.embed_dim
         self.num_prefix, self.num_heads = config.num_prefix, config.num_heads
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
-        self.probe = nn.Parameter(torch.empty(1, 1, dim))
-        nn.init.normal_(self.probe, std=dim**-0.5)
+        self.probe = nn.Parameter(torch.zeros(1, 1, dim))
         self.q = nn.Linear(dim, dim)
         self.kv = nn.Linear(dim, 2 * dim)
         self.out = nn.Linear(dim, dim)

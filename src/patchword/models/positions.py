@@ -40,8 +40,7 @@ class Learned(Positions):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.table = nn.Parameter(torch.empty(1, self.num_positioned + config.num_patches, config.embed_dim))
-        nn.init.normal_(self.table, std=0.02)
+        self.table = nn.Parameter(torch.zeros(1, self.num_positioned + config.num_patches, config.embed_dim))
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
         return self.table[:, : self.num_positioned], self.table[:, self.num_positioned :]
@@ -53,11 +52,9 @@ class Learned2D(Positions):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         (h, w), half = config.grid, config.embed_dim // 2
-        self.rows = nn.Parameter(torch.empty(h, half))
-        self.columns = nn.Parameter(torch.empty(w, half))
-        self.prefix_table = nn.Parameter(torch.empty(1, self.num_positioned, config.embed_dim))
-        for table in (self.rows, self.columns, self.prefix_table):
-            nn.init.normal_(table, std=0.02)
+        self.rows = nn.Parameter(torch.zeros(h, half))
+        self.columns = nn.Parameter(torch.zeros(w, half))
+        self.prefix_table = nn.Parameter(torch.zeros(1, self.num_positioned, config.embed_dim))
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
         h, w = len(self.rows), len(self.columns)

@@ -147,6 +147,8 @@ class ResNet(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        if self.conv.weight.is_meta:
+            return  # only names and shapes are wanted
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")

@@ -32,8 +32,7 @@ class Bias(nn.Module):
         self.relative = None
         if config.positions == "relative":
             h, w = config.grid
-            self.relative = nn.Parameter(torch.empty(config.num_heads, 2 * h - 1, 2 * w - 1))
-            nn.init.normal_(self.relative, std=0.02)
+            self.relative = nn.Parameter(torch.zeros(config.num_heads, 2 * h - 1, 2 * w - 1))
             self.register_buffer("offsets", relative_offsets(config.grid), persistent=False)
 
     def forward(self) -> Tensor:

@@ -228,6 +228,13 @@ class ViT(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """As the paper's code: Xavier for the blocks, LeCun for the patches, N(0, 0.02) positions, zero head."""
+        if self.patch_embed.proj.weight.is_meta:
+            return  # only names and shapes are wanted; random numbers on that device cost seconds of imports
+        for name, parameter in self.named_parameters():
+            if name.startswith(("positions.", "registers")) or name.endswith(".relative"):
+                nn.init.normal_(parameter, std=0.02)
+            elif name == "pool.probe":
+                nn.init.normal_(parameter, std=self.config.embed_dim**-0.5)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -241,8 +248,6 @@ class ViT(nn.Module):
                     nn.init.zeros_(module.qkv.bias)
         nn.init.trunc_normal_(self.patch_embed.proj.weight, std=self.patch_embed.proj.in_features**-0.5)
         nn.init.zeros_(self.patch_embed.proj.bias)
-        if self.registers is not None:
-            nn.init.normal_(self.registers, std=0.02)
         for head in (self.head, self.head_distilled):
             if isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)

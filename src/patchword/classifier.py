@@ -1,0 +1,136 @@
+"""A model with its preprocessing, labels and temperature: picture in, Prediction out.
+
+`Classifier` is the one road from a picture to an answer; the commands predict and evaluate walk it with many pictures.
+"""
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from .checkpoints import Checkpoint, read_checkpoint
+from .data.images import load_image, to_mode
+from .errors import ConfigError, ImageError
+
+# Enough pictures that the matrix products run at full speed on one core, few enough to stay in its cache.
+BATCH_SIZE = 16
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One class and how probable it is."""
+
+    label: str
+    index: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable classes, best first."""
+
+    scores: tuple[Score, ...]
+
+    @property
+    def label(self) -> str:
+        return self.scores[0].label
+
+    @property
+    def probability(self) -> float:
+        return self.scores[0].probability
+
+
+class Classifier:
+    """`Classifier.load("model")("cat.jpg").label`"""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.config.num_classes:
+            raise ConfigError("The model has no head, so it cannot classify; load it with num_classes, and train it.")
+        if checkpoint.preprocess is None:
+            raise ConfigError(f"The model takes {checkpoint.config.in_channels} channels, which pictures do not have.")
+        self.checkpoint = checkpoint
+        self.model = checkpoint.model()
+        self.preprocess = checkpoint.preprocess
+        count = checkpoint.config.num_classes
+        self.labels = checkpoint.labels or tuple(str(i) for i in range(count))
+
+    @classmethod
+    def load(cls, reference: str | Path, **fields: Any) -> Self:
+        """From any model reference; `fields` are model fields that adapt or explain it, as in `pw.load`."""
+        return cls(read_checkpoint(reference, **fields))
+
+    def __call__(self, image: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
+        """Classifies one picture: a path, the bytes of a file, or a Pillow image."""
+        pixels = self.pixels(image)
+        with torch.inference_mode():
+            return self.prediction(self.logits(pixels[None])[0], top)
+
+    def pixels(self, image: str | Path | bytes | Image.Image) -> Tensor:
+        """What the model will see of a picture, before normalisation: uint8 (H, W, C)."""
+        mode = self.preprocess.mode
+        if isinstance(image, Image.Image):
+            image = to_mode(image, mode)
+        else:
+            image = load_image(image, mode=mode, at_least=self.preprocess.resized_to)
+        return torch.from_numpy(self.preprocess.pixels(image))
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, H, W, C) to logits (B, K), divided by the temperature."""
+        return self.model(self.preprocess.normalise(pixels)) / self.checkpoint.temperature
+
+    def prediction(self, logits: Tensor, top: int = 5) -> Prediction:
+        values, indices = logits.softmax(dim=-1).topk(min(top, len(self.labels)))
+        pairs = zip(indices.tolist(), values.tolist(), strict=True)
+        return Prediction(tuple(Score(self.labels[i], i, p) for i, p in pairs))
+
+    def stream(self, files: Iterable[Path], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
+        """For each file, in order, its logits (K), or why it could not be read. Memory stays bounded."""
+        rest = iter(files)
+        batches = iter(lambda: list(itertools.islice(rest, batch_size)), [])
+        for results in run_in_order(self._run, batches, torch.get_num_threads()):
+            yield from results
+
+    def _run(self, files: Sequence[Path]) -> list[Tensor | ImageError]:
+        read: list[Tensor | ImageError] = []
+        for file in files:
+            try:
+                read.append(self.pixels(file))
+            except ImageError as error:
+                read.append(error)
+        good = [p for p in read if isinstance(p, Tensor)]
+        with torch.inference_mode():
+            logits = iter(self.logits(torch.stack(good))) if good else iter(())
+        return [next(logits) if isinstance(p, Tensor) else p for p in read]
+
+
+def run_in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """`function` of each item, in order, on threads that each keep to one core.
+
+    Decoding and the model share a thread. Threads that work on different batches never wait for each other, whereas
+    decoders beside a model whose matrix products are split over all cores make every core wait for the slowest.
+    """
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        with contextlib.suppress(RuntimeError):
+            torch.set_num_threads(threads)  # the setting of a thread leaks into threads that start later
