@@ -79,6 +79,7 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.activation = config.activation
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
         first = 2 * config.mlp_dim if self.activation == "swiglu" else config.mlp_dim
         self.fc1 = nn.Linear(config.embed_dim, first)
         self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
@@ -89,8 +90,10 @@ class MLP(nn.Module):
         if self.activation == "swiglu":
             gate, value = x.chunk(2, dim=-1)
             x = F.silu(gate) * value
-        else:
-            x = F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        elif torch.is_grad_enabled() or self.fc1._forward_hooks:
+            x = F.gelu(x, approximate=self.approximate)
+        else:  # in place, since nobody else can see x: fresh memory for the widest tensor costs 7-12 % of the time
+            x = torch.ops.aten.gelu_(x, approximate=self.approximate)
         return self.fc2(self.drop(x))
 
 

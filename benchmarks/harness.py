@@ -1,0 +1,75 @@
+"""What every benchmark shares: interleaved rounds, medians, and JSON with the machine and the commit."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def interleaved(jobs: dict[str, Callable[[], object]], rounds: int, seconds: float = 1.0) -> dict[str, list[float]]:
+    """Seconds per call of each job, a value for each round; every round runs every job, so that noise hits all alike.
+
+    A job is called once to warm up, then in each round for about `seconds`.
+    """
+    for job in jobs.values():
+        job()
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(rounds):
+        order = list(jobs) if turn % 2 == 0 else list(reversed(jobs))
+        for name in order:
+            calls, start = 0, time.perf_counter()
+            while time.perf_counter() - start < seconds or calls == 0:
+                jobs[name]()
+                calls += 1
+            times[name].append((time.perf_counter() - start) / calls)
+    return times
+
+
+def median_ratio(theirs: list[float], ours: list[float]) -> float:
+    """How many times as fast ours is: the median over rounds of the ratio within a round."""
+    return statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), cpu)
+    return {
+        "cpu": cpu,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def matmul_peak() -> float:
+    """TFLOP/s of a large fp32 matrix product: what nothing on this machine can exceed."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    times = interleaved({"matmul": lambda: a @ b}, rounds=5, seconds=0.3)["matmul"]
+    return 2 * 1024**3 / min(times) / 1e12
+
+
+def write_result(name: str, content: dict[str, Any]) -> Path:
+    """results/NAME.json; a dirty tree is marked, since its commit does not say what ran."""
+    root = RESULTS.parent
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    changes = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True).stdout
+    dirty = any(not line[3:].startswith("results/") for line in changes.splitlines())
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    head = {"commit": commit + ("-dirty" if dirty else ""), "date": time.strftime("%Y-%m-%d"), "machine": machine()}
+    path.write_text(json.dumps({**head, **content}, indent=2) + "\n")
+    return path

@@ -1,0 +1,497 @@
+"""The models' options, each against its definition written out, on small sizes."""
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchword.config import ResNetConfig, ViTConfig
+from patchword.errors import ConfigError
+from patchword.models import ViT, build, create, patchify, resized, unpatchify
+from patchword.models.adapt import adapt_channels
+from patchword.models.positions import resample_grid, sincos_2d
+from patchword.models.resnet import StdConv2d, pad_same
+
+BASE = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, mlp_dim=96, num_classes=5)
+OPTIONS: dict[str, dict] = {
+    "plain": {},
+    "learned_2d": {"positions": "learned_2d"},
+    "relative": {"positions": "relative", "pooling": "average"},  # the class token has no place, so no offset
+    "sincos": {"positions": "sincos"},
+    "rotary": {"positions": "rotary"},
+    "none": {"positions": "none"},
+    "axial": {"attention": "axial"},
+    "local": {"attention": "local", "window": 3},
+    "average": {"pooling": "average", "class_token": False},
+    "fc_norm": {"pooling": "average", "norm_after_pool": True},
+    "map": {"pooling": "attention", "class_token": False},
+    "class+average": {"pooling": "class+average"},
+    "registers": {"num_registers": 4},
+    "distillation": {"distillation": True},
+    "pre_logits": {"pre_logits": 20},
+    "post_norm": {"post_norm": True},
+    "layer_scale": {"layer_scale": 0.1},
+    "qk_norm": {"qk_norm": True},
+    "swiglu": {"activation": "swiglu"},
+    "gelu_tanh": {"activation": "gelu_tanh"},
+    "conv stem": {"stem": "conv", "stem_layers": (16, 32), "patch_size": 2},
+    "hybrid": {"stem": "resnet", "stem_layers": (1, 1), "stem_width": 32, "patch_size": 1},
+    "patch_norm": {"patch_norm": True, "qkv_bias": False, "out_bias": False},
+    "non-square": {"image_size": (32, 64)},
+    "4 channels": {"in_channels": 4},
+}
+
+
+def make(seed: int = 0, **changes: object) -> ViT:
+    """A small model in which every parameter counts: none is zero, as the head is at the start."""
+    torch.manual_seed(seed)
+    model = build(BASE.replace(**changes)).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def pictures(model: ViT, batch: int = 2) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(batch, model.config.in_channels, *model.config.image_size)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option(option: str) -> None:
+    """Shapes; a batch equals singles; every parameter matters; fused attention is what the maps say; resizing works."""
+    model = make(**OPTIONS[option])
+    images = pictures(model)
+    logits = model(images)
+    assert logits.shape == (2, 5)
+    torch.testing.assert_close(torch.cat([model(images[:1]), model(images[1:])]), logits, rtol=1e-5, atol=2e-5)
+    logits.square().sum().backward()
+    idle = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+    assert not idle, idle
+    check_maps(model, images)
+    if option != "non-square":
+        bigger = resized(model, image_size=(48, 64))
+        assert bigger(torch.randn(1, model.config.in_channels, 48, 64)).shape == (1, 5)
+
+
+def check_maps(model: ViT, images: Tensor) -> None:
+    """`weights` recomputes what the fused kernel of `forward` used."""
+    inputs = {}
+
+    def keep(module: nn.Module, args: tuple, output: Tensor) -> None:
+        inputs[len(inputs)] = (module, args[0], output)
+
+    for block in model.blocks:
+        block.attention.register_forward_hook(keep)
+    with torch.no_grad():
+        maps = model.attention_maps(images)
+        for i, (attention, x, output) in inputs.items():
+            torch.testing.assert_close(maps[i].sum(dim=-1), torch.ones(maps[i].shape[:-1]))
+            mixed = maps[i] @ attention.project(x)[2]
+            torch.testing.assert_close(attention.out(mixed.transpose(1, 2).flatten(2)), output, rtol=1e-4, atol=1e-5)
+    assert len(inputs) == model.config.depth
+
+
+def test_the_paper_by_hand() -> None:
+    """The whole model in plain formulas: equations 1 to 4 of the paper."""
+    model = make()
+    images, state = pictures(model), dict(model.named_parameters())
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        y = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+        return y * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+    patches = F.unfold(images, 8, stride=8).transpose(1, 2)  # (B, N, C*P*P), channel first
+    z = linear(patches, "patch_embed.proj")
+    z = torch.cat([state["class_token"].expand(2, 1, -1), z], dim=1) + state["positions.table"]
+    for i in range(3):
+        q, k, v = linear(norm(z, f"blocks.{i}.norm1"), f"blocks.{i}.attention.qkv").chunk(3, dim=-1)
+        heads = []
+        for h in range(3):
+            part = slice(16 * h, 16 * h + 16)
+            weights = (q[..., part] @ k[..., part].transpose(1, 2) / 16**0.5).softmax(-1)
+            heads.append(weights @ v[..., part])
+        z = linear(torch.cat(heads, dim=-1), f"blocks.{i}.attention.out") + z
+        hidden = linear(norm(z, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1")
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
+        z = linear(hidden, f"blocks.{i}.mlp.fc2") + z
+    logits = linear(norm(z, "norm")[:, 0], "head")
+    torch.testing.assert_close(model(images), logits, rtol=1e-4, atol=1e-4)
+
+
+# Patches
+
+
+@hypothesis.given(
+    b=st.integers(1, 3), c=st.integers(1, 5), ph=st.integers(1, 9), pw=st.integers(1, 9),
+    rows=st.integers(1, 5), columns=st.integers(1, 5),
+)  # fmt: skip
+def test_patchify_and_back(b: int, c: int, ph: int, pw: int, rows: int, columns: int) -> None:
+    images = torch.randn(b, c, rows * ph, columns * pw)
+    patches = patchify(images, (ph, pw))
+    assert patches.shape == (b, rows * columns, c * ph * pw)
+    assert torch.equal(patches[0, -1], images[0, :, -ph:, -pw:].flatten())  # last patch: bottom right, channel first
+    assert torch.equal(unpatchify(patches, (ph, pw), (rows, columns)), images)
+
+
+def test_the_papers_own_numbers() -> None:
+    assert patchify(torch.zeros(1, 3, 48, 48), (16, 16)).shape == (1, 9, 768)
+
+
+def test_patches_that_do_not_fit() -> None:
+    with pytest.raises(ConfigError, match="33x32"):
+        patchify(torch.zeros(1, 3, 33, 32), (8, 8))
+    with pytest.raises(ConfigError, match="grid"):
+        unpatchify(torch.zeros(1, 16, 192), (8, 8), (4, 5))
+
+
+def test_patches_as_data() -> None:
+    """The flattened sequence x_p in place of the image gives the same result; so does a convolution."""
+    model = make()
+    images = pictures(model)
+    patches = patchify(images, (8, 8))
+    assert torch.equal(model(patches), model(images))
+    kernel = model.patch_embed.proj.weight.view(48, 3, 8, 8)
+    convolved = F.conv2d(images, kernel, model.patch_embed.proj.bias, stride=8).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(model.patch_embed(patches), convolved, rtol=1e-4, atol=1e-4)
+
+
+def test_a_wrong_image_size_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"\(3, 32, 32\), not \(3, 40, 32\)"):
+        make()(torch.zeros(1, 3, 40, 32))
+
+
+# Positions
+
+
+@pytest.mark.parametrize("kind", ["learned", "learned_2d", "relative", "sincos", "rotary"])
+def test_positions_break_permutation_symmetry(kind: str) -> None:
+    model = make(positions=kind, pooling="average")
+    patches = patchify(pictures(model), (8, 8))
+    assert (model(patches) - model(patches.flip(1))).abs().max() > 1e-3
+
+
+def test_without_positions_the_order_of_patches_is_invisible() -> None:
+    model = make(positions="none")
+    patches = patchify(pictures(model), (8, 8))
+    torch.testing.assert_close(model(patches.flip(1)), model(patches), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["relative", "rotary"])
+def test_relative_positions_see_only_offsets(kind: str) -> None:
+    """The score between two patches of the same content stays when both move by the same offset."""
+    model = make(positions=kind, class_token=False, pooling="average")
+    attention = model.blocks[0].attention
+    x = torch.randn(1, 1, 48).expand(1, 16, 48)  # the same content everywhere
+    q, k, _ = attention.project(x)
+    scores = q @ k.transpose(-2, -1) / 4
+    bias = attention.bias()
+    scores = (scores if bias is None else scores + bias)[0].detach().view(3, 4, 4, 4, 4)  # head, y, x, y', x'
+    torch.testing.assert_close(scores[:, :3, :3, :3, :3], scores[:, 1:, 1:, 1:, 1:], rtol=1e-4, atol=1e-4)
+    assert (scores[:, 0, 0, 0, 1] - scores[:, 0, 0, 1, 0]).abs().max() > 1e-3  # right is not below
+
+
+def test_learned_2d_is_row_beside_column() -> None:
+    model = make(positions="learned_2d", image_size=(32, 64))
+    _, table = model.positions.tables()
+    expected = torch.cat([model.positions.rows[2], model.positions.columns[5]])
+    assert torch.equal(table[0, 2 * 8 + 5], expected)
+
+
+def test_sincos_is_fixed_and_two_dimensional() -> None:
+    table = sincos_2d((3, 5), 16).view(3, 5, 16)
+    assert torch.equal(table[0, 2, :8], table[2, 2, :8])  # the first half knows the column only
+    assert torch.equal(table[1, 0, 8:], table[1, 4, 8:])  # the second the row
+    torch.testing.assert_close(table[0, 1, 0], torch.tensor(1.0).sin())
+    torch.testing.assert_close(table[2, 0, 15], torch.tensor(2e-4).cos())
+    assert "positions.table" not in make(positions="sincos").state_dict()
+
+
+@pytest.mark.parametrize("mode", ["google", "timm", "transformers", "torchvision", "dinov2"])
+def test_resampling(mode: str) -> None:
+    table = torch.randn(16, 6)
+    assert resample_grid(table, (4, 4), (4, 4), mode) is table
+    assert resample_grid(table, (4, 4), (2, 8), mode).shape == (16, 6)
+    assert (resample_grid(table, (4, 4), (2, 8), mode) - table).abs().max() > 0.1  # the same count is not the same grid
+    flat = resample_grid(torch.ones(16, 6), (4, 4), (7, 3), mode)
+    torch.testing.assert_close(flat, torch.ones(21, 6))
+    ramp = torch.arange(8.0)[:, None].expand(8, 4).reshape(32, 1)  # rows 0..7: rows must stay rows
+    up = resample_grid(ramp, (8, 4), (16, 4), mode).view(16, 4)
+    torch.testing.assert_close(up, up[:, :1].expand(16, 4))
+    assert (up[1:] - up[:-1]).min() > 0 or mode in ("transformers", "timm", "dinov2")
+
+
+def test_google_resampling_is_scipys_zoom() -> None:
+    scipy = pytest.importorskip("scipy.ndimage")
+    table = torch.randn(12, 5)
+    zoomed = scipy.zoom(table.view(3, 4, 5).numpy(), (7 / 3, 6 / 4, 1), order=1)
+    torch.testing.assert_close(resample_grid(table, (3, 4), (7, 6), "google"), torch.from_numpy(zoomed).view(42, 5))
+
+
+def test_resizing_keeps_prefix_positions() -> None:
+    model = make(num_registers=2, position_prefix=3)
+    bigger = resized(model, image_size=48)
+    assert torch.equal(bigger.positions.table[:, :3], model.positions.table[:, :3])
+    assert bigger.positions.table.shape == (1, 3 + 36, 48)
+    same = resized(model, image_size=32)
+    assert torch.equal(same(pictures(model)), model(pictures(model)))
+
+
+# Pooling and heads
+
+
+def test_average_pooling_leaves_prefix_tokens_out() -> None:
+    model = make(pooling="average", num_registers=3)
+    tokens = torch.randn(2, 20, 48)
+    torch.testing.assert_close(model.pool(tokens), tokens[:, 4:].mean(1))
+
+
+def test_attention_pooling_by_hand() -> None:
+    pool = make(pooling="attention").pool
+    tokens = torch.randn(2, 17, 48)
+    patches = tokens[:, 1:]
+    q, (k, v) = pool.q(pool.probe)[0, 0], pool.kv(patches).chunk(2, dim=-1)
+    heads = []
+    for h in range(3):
+        part = slice(16 * h, 16 * h + 16)
+        weights = (k[..., part] @ q[part] / 4).softmax(-1)  # (B, N)
+        torch.testing.assert_close(pool.weights(tokens)[:, h, 0], weights)
+        heads.append((weights[..., None] * v[..., part]).sum(1))
+    x = pool.out(torch.cat(heads, dim=-1))
+    expected = x + pool.fc2(F.gelu(pool.fc1(pool.norm(x))))
+    torch.testing.assert_close(pool(tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_class_and_average_side_by_side() -> None:
+    tokens = torch.randn(2, 17, 48)
+    pooled = make(pooling="class+average").pool(tokens)
+    torch.testing.assert_close(pooled, torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], dim=1))
+
+
+def test_two_heads_are_averaged() -> None:
+    model = make(distillation=True)
+    first, second = model.forward_distilled(pictures(model))
+    assert (first - second).abs().max() > 0.01
+    torch.testing.assert_close(model(pictures(model)), (first + second) / 2)
+
+
+def test_pre_logits_is_a_tanh_layer() -> None:
+    model = make(pre_logits=20)
+    tokens = model.encode(pictures(model))
+    torch.testing.assert_close(model.represent(tokens), torch.tanh(model.pre_logits(tokens[:, 0])))
+
+
+def test_a_new_head_is_zero() -> None:
+    model = create("Ti/16", image_size=32, num_classes=7, depth=1)
+    assert torch.equal(model(torch.randn(2, 3, 32, 32)), torch.zeros(2, 7))
+
+
+def test_replacing_the_head_keeps_the_trunk() -> None:
+    model = make(pre_logits=20)
+    fine = resized(model, num_classes=9)
+    assert fine.pre_logits is None and fine.config.pre_logits is None  # the paper removes the whole head
+    assert torch.equal(fine(pictures(model)), torch.zeros(2, 9))
+    assert torch.equal(fine.encode(pictures(model)), model.encode(pictures(model)))
+    assert resized(fine, num_classes=0)(pictures(model)).shape == (2, 48)
+
+
+# Blocks
+
+
+def test_post_norm() -> None:
+    block = make(post_norm=True).blocks[0]
+    x = torch.randn(2, 17, 48)
+    middle = block.norm1(x + block.attention(x))
+    torch.testing.assert_close(block(x), block.norm2(middle + block.mlp(middle)))
+
+
+def test_layer_scale() -> None:
+    model = make(layer_scale=0.1)
+    block, x = model.blocks[0], torch.randn(2, 17, 48)
+    middle = x + block.add1.gamma * block.attention(block.norm1(x))
+    torch.testing.assert_close(block(x), middle + block.add2.gamma * block.mlp(block.norm2(middle)))
+    assert torch.equal(build(BASE.replace(layer_scale=0.1)).blocks[1].add2.gamma.detach(), torch.full((48,), 0.1))
+
+
+def test_query_key_norm() -> None:
+    attention = make(qk_norm=True).blocks[0].attention
+    x = torch.randn(1, 17, 48)
+    raw = attention.qkv(x)[..., :48].view(1, 17, 3, 16).transpose(1, 2)
+    torch.testing.assert_close(attention.project(x)[0], attention.q_norm(raw))
+
+
+def test_swiglu() -> None:
+    mlp, x = make(activation="swiglu").blocks[0].mlp, torch.randn(2, 3, 48)
+    gate, value = mlp.fc1(x).chunk(2, dim=-1)
+    torch.testing.assert_close(mlp(x), mlp.fc2(gate * gate.sigmoid() * value))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_the_mlp_without_gradients_is_the_same(activation: str) -> None:
+    """Without gradients GELU works in place; the result, the input and what a hook saw stay the same."""
+    mlp, x = make(activation=activation).blocks[0].mlp, torch.randn(2, 3, 48)
+    expected, before = mlp(x).detach(), x.clone()
+    with torch.no_grad():
+        assert torch.equal(mlp(x), expected) and torch.equal(x, before)
+        seen = []
+        mlp.fc1.register_forward_hook(lambda m, i, o: seen.append(o))
+        assert torch.equal(mlp(x), expected) and torch.equal(seen[0], mlp.fc1(x))
+
+
+def test_axial_attention_follows_rows_then_columns() -> None:
+    maps = make(attention="axial").attention_maps(torch.randn(1, 3, 32, 32))
+    seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)  # from (y, x) to (y', x')
+    assert torch.equal(seen[1, 2], torch.tensor([[0] * 4, [1] * 4, [0] * 4, [0] * 4]).bool())
+    seen = (maps[1][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)
+    assert torch.equal(seen[1, 2], torch.tensor([[0, 0, 1, 0]] * 4).bool())
+    assert (maps[0][0, :, 0] > 0).all() and (maps[0][0, :, :, 0] > 0).all()  # the class token sees and is seen
+
+
+def test_local_attention_sees_a_window() -> None:
+    maps = make(attention="local", window=3, image_size=(32, 48)).attention_maps(torch.randn(1, 3, 32, 48))
+    seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 6, 4, 6)
+    expected = torch.zeros(4, 6, dtype=torch.bool)
+    expected[0:3, 3:6] = True
+    assert torch.equal(seen[1, 4], expected)
+
+
+def test_blocks_differ_at_the_start() -> None:
+    model = build(BASE)
+    assert not torch.equal(model.blocks[0].attention.qkv.weight, model.blocks[1].attention.qkv.weight)
+    limit = (6 / 96) ** 0.5  # Xavier for each of the three maps, not for the packed matrix
+    assert 0.95 * limit < model.blocks[0].attention.qkv.weight.abs().max() <= limit
+
+
+# Regularisation
+
+
+def test_regularisation_rests_at_evaluation() -> None:
+    model = make(dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    plain = build(BASE).eval()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model(pictures(model)), plain(pictures(model)))
+    images = pictures(model)
+    model.train()
+    assert not torch.equal(model(images), model(images))
+
+
+def test_patch_dropout_keeps_some_patches_in_order_with_their_positions() -> None:
+    model = make(patch_dropout=0.75).train()
+    images = pictures(model)
+    tokens, kept = model.embed(images), model.eval().embed(images)
+    assert tokens.shape == (2, 1 + 4, 48)
+    for image in range(2):
+        matches = (tokens[image, 1:, None] == kept[image, None, 1:]).all(-1)  # (kept, all)
+        places = matches.int().argmax(1)
+        assert matches.any(1).all() and (places[1:] > places[:-1]).all()
+
+
+def test_drop_path_drops_whole_branches_and_keeps_the_mean() -> None:
+    add = make(drop_path=0.5).blocks[2].add1.train()
+    x, branch = torch.zeros(4000, 2, 48), torch.ones(4000, 2, 48)
+    out = add(x, branch)
+    assert set(out.unique().tolist()) == {0.0, 2.0}
+    assert (out == out[:, :1, :1]).all() and 0.45 < (out[:, 0, 0] == 0).float().mean() < 0.55
+    assert make(drop_path=0.5).blocks[0].add1.drop_path == 0  # the first block is always there
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    plain, again = make().train(), make(checkpoint_blocks=True).train()
+    for model in (plain, again):
+        model(pictures(model)).square().sum().backward()
+    for (name, a), b in zip(plain.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name
+
+
+# Seeing inside, and out
+
+
+def test_features_are_named() -> None:
+    model = make(pre_logits=20)
+    found = model.features(pictures(model), layers=[0, -1])
+    blocks = [f"blocks.{i}{part}" for i in (0, 2) for part in ("", ".attention", ".mlp")]
+    assert set(found) == {"stem", "patch_embed", "positions", *blocks, "norm", "pool", "pre_logits", "head"}
+    torch.testing.assert_close(found["norm"], model.encode(pictures(model)))
+    torch.testing.assert_close(found["head"], model(pictures(model)))
+    assert not any(m._forward_hooks for m in model.modules())
+    with pytest.raises(ConfigError, match="no layer 3"):
+        model.features(pictures(model), layers=[3])
+
+
+def test_maps_of_chosen_layers_only() -> None:
+    model = make(num_registers=2)
+    maps = model.attention_maps(pictures(model), layers=[-1])
+    assert list(maps) == [2] and maps[2].shape == (2, 3, 19, 19)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.export warns of its own internals
+@pytest.mark.parametrize("option", ["plain", "relative", "rotary", "map", "hybrid", "conv stem"])
+def test_the_model_exports(option: str) -> None:
+    model = make(**OPTIONS[option])
+    images = pictures(model)
+    with torch.no_grad():
+        exported = torch.export.export(model, (images,)).module()
+        torch.testing.assert_close(exported(images), model(images), rtol=1e-5, atol=1e-5)
+
+
+# Channels
+
+
+@hypothesis.given(old=st.integers(1, 12), new=st.integers(1, 12))
+def test_channels_keep_their_sum(old: int, new: int) -> None:
+    weight = torch.randn(5, old, 7, dtype=torch.float64)
+    adapted = adapt_channels(weight, new)
+    assert adapted.shape == (5, new, 7)
+    torch.testing.assert_close(adapted.sum(1), weight.sum(1))
+    assert (adapted.abs().sum((0, 2)) > 0).all()  # no channel is ignored
+
+
+@pytest.mark.parametrize("option", ["plain", "conv stem"])
+def test_a_grey_picture_gives_the_same_answer_in_any_number_of_channels(option: str) -> None:
+    model = make(**OPTIONS[option])
+    grey = torch.randn(2, 1, 32, 32)
+    for channels in (1, 2, 4, 6):
+        adapted = resized(model, in_channels=channels)
+        torch.testing.assert_close(
+            adapted(grey.expand(-1, channels, -1, -1)), model(grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4
+        )
+
+
+def test_only_what_can_be_adapted_is() -> None:
+    with pytest.raises(ConfigError, match="depth"):
+        resized(make(), depth=2)
+    with pytest.raises(ConfigError, match="pre_logits"):
+        resized(make(), pre_logits=10)
+
+
+# Residual networks
+
+
+def test_standardised_convolution() -> None:
+    conv = StdConv2d(8, 16, 3, rule="bit")
+    weights = conv.standardised()
+    torch.testing.assert_close(weights.mean((1, 2, 3)), torch.zeros(16), atol=1e-6, rtol=0)
+    torch.testing.assert_close(weights.var((1, 2, 3), correction=0), torch.ones(16), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), [(7, 3, 2), (8, 3, 2), (224, 7, 2), (5, 1, 2), (6, 3, 1)])
+def test_same_padding(size: int, kernel: int, stride: int) -> None:
+    x = pad_same(torch.ones(1, 1, size, size), kernel, stride)
+    out = F.conv2d(x, torch.ones(1, 1, kernel, kernel), stride=stride)
+    assert out.shape[-1] == -(-size // stride)
+    before = int((x[0, 0, x.shape[-2] // 2] == 0).float().argmin())
+    assert 0 <= (x.shape[-1] - size) - 2 * before <= 1  # the odd pixel comes last
+
+
+def test_bit_resnet() -> None:
+    torch.manual_seed(0)
+    model = build(ResNetConfig(image_size=64, layers=(1, 2), num_classes=4)).eval()
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(model(images), torch.zeros(2, 4))  # zero head
+    assert model.feature_map(images).shape == (2, 512, 8, 8)
+    grey = resized(model, in_channels=1, num_classes=0)
+    assert grey(images[:, :1]).shape == (2, 512)
