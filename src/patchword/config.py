@@ -28,13 +28,24 @@ class JsonConfig:
     """JSON both ways for a frozen dataclass; every wrong key or value is named."""
 
     @classmethod
+    def cast_fields(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Some fields' values as their types; every wrong name or value is named."""
+        hints = typing.get_type_hints(cls)
+        if unknown := sorted(set(values) - set(hints)):
+            raise ConfigError(f"{cls.__name__} has no field {', '.join(unknown)}. Its fields: {', '.join(hints)}.")
+        result = {}
+        for name, value in values.items():
+            try:
+                result[name] = cast(value, hints[name])
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ConfigError(f"{cls.__name__}.{name}: {error}") from None
+        return result
+
+    @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         if not isinstance(values, dict):
             raise ConfigError(f"{cls.__name__} must be a JSON object, not {type(values).__name__}.")
-        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        if unknown := sorted(set(values) - set(known)):
-            raise ConfigError(f"{cls.__name__} has no field {', '.join(unknown)}. Its fields: {', '.join(known)}.")
-        return cls(**values)
+        return cls(**cls.cast_fields(values))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
@@ -43,11 +54,8 @@ class JsonConfig:
         return type(self).from_json({**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, **changes})  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        for name, hint in typing.get_type_hints(type(self)).items():
-            try:
-                object.__setattr__(self, name, cast(getattr(self, name), hint))
-            except (TypeError, ValueError, OverflowError) as error:
-                raise ConfigError(f"{type(self).__name__}.{name}: {error}") from None
+        for name, value in self.cast_fields({name: getattr(self, name) for name in self.__annotations__}).items():
+            object.__setattr__(self, name, value)  # frozen, but JSON's lists and lone numbers become what they mean
         self.validate()
 
     def validate(self) -> None:

@@ -91,7 +91,8 @@ class Preprocess(JsonConfig):
     @property
     def resized_to(self) -> tuple[int, int]:
         """(height, width) that a picture is resized to, or to cover, before the crop."""
-        return math.floor(self.size[0] / self.crop), math.floor(self.size[1] / self.crop)
+        # The addend: 224 / (224 / 248) must give 248, although the fraction is rounded.
+        return math.floor(self.size[0] / self.crop + 1e-6), math.floor(self.size[1] / self.crop + 1e-6)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Geometry only: a uint8 array (H, W, C).

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ..config import ViTConfig
 from ..errors import CheckpointError, ConfigError
 from ..models import Model
 from .checkpoint import Checkpoint
@@ -18,6 +19,7 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
     `fields` are fields of the model's config. image_size, in_channels and num_classes adapt the weights (positions
     resampled, channels mixed, head replaced by zeros); any other states what the file does not say.
     """
+    fields = ViTConfig.cast_fields(fields)
     if isinstance(reference, str) and reference.startswith("hf:"):
         from .hub import fetch
 

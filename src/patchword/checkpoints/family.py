@@ -109,8 +109,7 @@ def image_size_for(count: int, stride: tuple[int, int], given: Fields) -> tuple[
     side = math.isqrt(count)
     if count and side * side == count:
         return side * stride[0], side * stride[1]
-    wanted = given.get("image_size")
-    size = (wanted, wanted) if isinstance(wanted, int) else wanted
+    size = given.get("image_size")
     if size and (size[0] // stride[0]) * (size[1] // stride[1]) == count:
         return tuple(size)
     raise CheckpointError(

@@ -43,9 +43,9 @@ def read_foreign(path: Path, given: Fields) -> Checkpoint:
     family = recognise(source)
     tensors, quirks = family.normalise(source)
     extras = {ours: tensors.pop(theirs) for ours, theirs in family.unused.items() if theirs in tensors}
-    described = family.describe(source, tensors, given)
     declared = {k: v for k, v in given.items() if k not in ADAPTED | FREE}
     try:
+        described = family.describe(source, tensors, given)
         config = ViTConfig.from_json({**described.fields, **declared})
         state = to_ours(tensors, config, family.table(config), family.name, tensor_shapes(config))
         preprocess, preprocess_notes = make_preprocess(family, described, config)
@@ -206,6 +206,8 @@ def comparable(config: Any) -> Fields:
     """A config's fields with what follows from others filled in, without what is not about the weights."""
     fields = {k: v for k, v in config.to_json().items() if k not in UNSTATED}
     fields |= {"head_dim": config.attention_dim, "position_prefix": config.num_positioned}
+    if config.stem != "resnet":
+        del fields["standardisation"]
     return fields | {"layer_scale": config.layer_scale is not None}
 
 

@@ -141,9 +141,9 @@ def stated_fields(config: Fields, arguments: Fields) -> Fields:
     """What config.json says and shapes do not show."""
     fields: Fields = {}
     if "img_size" in arguments:
-        fields["image_size"] = arguments["img_size"]
+        fields |= ViTConfig.cast_fields({"image_size": arguments["img_size"]})
     if "num_heads" in arguments:
-        fields["num_heads"] = arguments["num_heads"]
+        fields |= ViTConfig.cast_fields({"num_heads": arguments["num_heads"]})
     if act := arguments.get("act_layer"):
         if act not in ACTIVATIONS:
             raise CheckpointError(f"config.json names the activation {act!r}; known are {', '.join(ACTIVATIONS)}.")
@@ -160,8 +160,7 @@ def positions_of(tensors: Tensors, fields: Fields, given: Fields, no_embed_class
     num_prefix = fields["class_token"] + fields["distillation"] + fields["num_registers"]
     stem = 4 * 2 ** max(0, len(fields["stem_layers"]) - 1) if "stem" in fields else 1
     stride = (fields["patch_size"][0] * stem, fields["patch_size"][1] * stem)
-    wanted = given.get("image_size")
-    size = (wanted, wanted) if isinstance(wanted, int) else wanted
+    size = given.get("image_size")
     patches = (size[0] // stride[0]) * (size[1] // stride[1]) if size else 0
     if no_embed_class is not None:
         prefix = 0 if no_embed_class else num_prefix
@@ -193,6 +192,7 @@ def timm_config(config: ViTConfig, labels: tuple[str, ...] | None, preprocess: F
     options: Fields = {
         "class_token": (config.class_token, True),
         "global_pool": ({v: k for k, v in POOLS.items()}[config.pooling], "token"),
+        "fc_norm": (config.norm_after_pool, config.pooling == "average"),
         "reg_tokens": (config.num_registers, 0),
         "no_embed_class": (config.num_positioned == 0 and config.num_prefix > 0, False),
         "qkv_bias": (config.qkv_bias, True),

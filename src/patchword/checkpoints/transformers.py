@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from ..config import ViTConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConversionError
 from .family import Described, Family, Fields, Source, Tensors, count_blocks, guess_heads, image_size_for, shape_of
 from .rules import Patch, Rule, Table
 
@@ -87,7 +87,8 @@ class Transformers(Family):
         heads = stated.get("num_attention_heads")
         fields["num_heads"] = heads if heads else guess_heads(width, given, source.path.name)
         positions = shape_of(tensors, "embeddings.position_embeddings", 3)[1]
-        given = {**given, **({"image_size": stated["image_size"]} if "image_size" in stated else {})}
+        if "image_size" in stated:
+            given = {**given, **ViTConfig.cast_fields({"image_size": stated["image_size"]})}
         fields["image_size"] = image_size_for(positions - fields["position_prefix"], (ph, pw), given)
         preprocess = {"crop": 0.875, "statistics": "imagenet"} if "dino" in kind else {}
         preprocess |= stated_preprocess(source.processor)
@@ -154,7 +155,9 @@ def token_fields(tensors: Tensors, kind: str) -> Fields:
         fields["position_resample"] = "timm"  # antialiased bicubic
     if "dino" in kind and fields["num_classes"]:
         fields["pooling"] = "class+average"
-    if "pooler.dense.weight" in tensors:
+    if (
+        "pooler.dense.weight" in tensors and not fields["num_classes"]
+    ):  # its classifiers skip the pooler
         fields["pre_logits"] = shape_of(tensors, "pooler.dense.weight", 2)[0]
     return fields
 
@@ -214,12 +217,13 @@ def transformers_config(config: ViTConfig, labels: tuple[str, ...] | None) -> Fi
     return result
 
 
-def dino_ratio(config: ViTConfig) -> float:
-    """transformers derives a SwiGLU's width from the ratio: two thirds, rounded up to a multiple of eight."""
-    if config.activation != "swiglu":
-        return config.mlp_dim / config.embed_dim
-    ratio = config.mlp_dim * 3 / 2 / config.embed_dim
-    return round(ratio) if (int(round(ratio) * config.embed_dim * 2 / 3) + 7) // 8 * 8 == config.mlp_dim else ratio
+def dino_ratio(config: ViTConfig) -> int:
+    """transformers derives the MLP's width from a whole ratio; a SwiGLU has two thirds, rounded up to eights."""
+    for ratio in range(1, 17):
+        width = ratio * config.embed_dim
+        if (width if config.activation != "swiglu" else (int(width * 2 / 3) + 7) // 8 * 8) == config.mlp_dim:
+            return ratio
+    raise ConversionError(f"transformers' DINOv2 has no whole mlp_ratio for mlp_dim={config.mlp_dim}.")
 
 
 def size_value(size: tuple[int, int]) -> int | list[int]:

@@ -1,0 +1,292 @@
+"""Our own folder, what readers say when a file does not fit, and what callers may state or adapt."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchword.checkpoints import WRITABLE, Checkpoint, load, read_checkpoint, write_checkpoint
+from patchword.checkpoints.files import write_tensors
+from patchword.checkpoints.foreign import find_source
+from patchword.config import ResNetConfig, ViTConfig
+from patchword.errors import CheckpointError, ConfigError, ConversionError
+from patchword.models import build
+from patchword.preprocess import HALF, IMAGENET_MEAN, Preprocess
+
+SMALL = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=4)
+LABELS = ("ant", "bee", "cat", "dog")
+SUFFIX = {"google": ".npz", "big_vision": ".npz", "torchvision": ".pth", "deit": ".pth", "dinov2": ".pth"}
+
+
+def checkpoint(labels: tuple[str, ...] | None = LABELS, **changes: object) -> Checkpoint:
+    torch.manual_seed(0)
+    config = SMALL.replace(**changes)
+    model = build(config)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    preprocess = Preprocess(size=config.image_size, crop=0.9, mean=HALF, std=HALF) if config.in_channels == 3 else None
+    return Checkpoint(config, dict(model.state_dict()), preprocess, labels, temperature=1.5, provenance={"seed": 0})
+
+
+def rewrite(source: Path, target: Path, change: dict[str, Tensor | None]) -> Path:
+    """A copy of a tensor file with some tensors replaced, added or (None) removed."""
+    tensors = {**find_source(source).tensors, **change}
+    write_tensors(target, {n: t for n, t in tensors.items() if t is not None})
+    return target
+
+
+# Our own folder
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": "relative"}, {"stem": "conv", "stem_layers": (8, 8)}])
+def test_our_folder_keeps_everything(changes: dict, tmp_path: Path) -> None:
+    before = checkpoint(**changes, **({"patch_size": 2} if changes.get("stem") else {}))
+    write_checkpoint(tmp_path / "model", before)
+    after = read_checkpoint(tmp_path / "model")
+    assert after.config == before.config and after.preprocess == before.preprocess
+    assert (after.labels, after.temperature, after.provenance) == (LABELS, 1.5, {"seed": 0})
+    assert after.tensors.keys() == before.tensors.keys()
+    assert all(torch.equal(t, after.tensors[n]) for n, t in before.tensors.items())
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["model", "model.json", "model.safetensors"]
+
+
+def test_a_resnet_in_our_folder(tmp_path: Path) -> None:
+    config = ResNetConfig(image_size=32, layers=(1,), num_classes=2)
+    model = build(config).eval()
+    images = torch.randn(1, 3, 32, 32)
+    preprocess = Preprocess(size=(32, 32), mean=HALF, std=HALF)
+    write_checkpoint(tmp_path / "model", Checkpoint(config, dict(model.state_dict()), preprocess))
+    assert torch.equal(load(tmp_path / "model")(images), model(images))
+    with pytest.raises(ConversionError, match="not ResNets"):
+        write_checkpoint(tmp_path / "x.npz", read_checkpoint(tmp_path / "model"), "google")
+
+
+def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint())
+    weights = tmp_path / "model/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match="model.safetensors is damaged"):
+        read_checkpoint(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("format", 2, "newer patchword"),
+        ("labels", ["one"], "4 classes"),
+        ("temperature", 0, "temperature"),
+        ("temperature", "hot", "temperature"),
+        ("architecture", "vgg", "vgg"),
+        ("config", {"depth": "two"}, "depth"),
+        ("preprocess", {"size": [32, 32]}, "lacks crop"),
+        ("sha256", "0", "damaged"),
+    ],
+)
+def test_a_wrong_description_is_named(key: str, value: object, named: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint())
+    path = tmp_path / "model/model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(CheckpointError, match=named):
+        read_checkpoint(tmp_path / "model")
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint())
+    with pytest.raises(CheckpointError, match="exists already"):
+        write_checkpoint(tmp_path / "model", checkpoint(num_classes=5, labels=None))
+    write_checkpoint(tmp_path / "model", checkpoint(num_classes=5, labels=None), overwrite=True)
+    assert read_checkpoint(tmp_path / "model").config.num_classes == 5
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+# Every format
+
+
+@pytest.mark.parametrize("family", WRITABLE)
+def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
+    changes = {"num_classes": 0, "layer_scale": 1.0, "labels": None} if family == "dinov2" else {}
+    before = checkpoint(**changes)
+    out = tmp_path / ("model" + SUFFIX.get(family, ""))
+    write_checkpoint(out, before, family)
+    told = {"num_heads": 3, "activation": "gelu", "norm_eps": 1e-6}
+    after = read_checkpoint(out, **told)
+    assert after.family == family
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(after.model()(images), before.model()(images), rtol=0, atol=3e-5)
+    if family in ("timm", "transformers"):
+        assert after.labels == LABELS and after.preprocess is not None and before.preprocess is not None
+        assert after.preprocess.resized_to == before.preprocess.resized_to == (35, 35)
+        assert after.preprocess.replace(crop=1.0) == before.preprocess.replace(crop=1.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("google", {"num_registers": 2}),
+        ("google", {"layer_scale": 1.0}),
+        ("google", {"attention": "axial"}),
+        ("big_vision", {"qk_norm": True}),
+        ("timm", {"pooling": "class+average"}),
+        ("timm", {"pre_logits": 20}),
+        ("timm", {"positions": "sincos"}),
+        ("timm", {"post_norm": True}),
+        ("transformers", {"pooling": "average"}),
+        ("transformers", {"pre_logits": 20}),
+        ("transformers", {"layer_scale": 1.0}),  # its DINOv2 classifier pools otherwise
+        ("transformers", {"num_registers": 3}),
+        ("transformers", {"activation": "swiglu"}),
+        ("torchvision", {"distillation": True}),
+        ("torchvision", {"positions": "rotary"}),
+        ("torchvision", {"class_token": False, "pooling": "average"}),
+        ("deit", {"num_registers": 1}),
+        ("dinov2", {}),  # has no head
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused(family: str, changes: dict, tmp_path: Path) -> None:
+    out = tmp_path / ("model" + SUFFIX.get(family, ""))
+    with pytest.raises(ConversionError, match=family):
+        write_checkpoint(out, checkpoint(**changes), family)
+    assert not list(tmp_path.iterdir())
+
+
+def test_positions_of_the_class_token_are_folded(tmp_path: Path) -> None:
+    """big_vision gives the class token no position; adding it to the token is the same function."""
+    before = checkpoint(activation="gelu_tanh")
+    write_checkpoint(tmp_path / "model.npz", before, "big_vision")
+    after = read_checkpoint(tmp_path / "model.npz")
+    assert after.config.num_positioned == 0
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(after.model()(images), before.model()(images), rtol=0, atol=1e-5)
+
+
+def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
+    notes = write_checkpoint(tmp_path / "model.npz", checkpoint(), "google")
+    assert any("activation=gelu_tanh" in note for note in notes)
+    notes = write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
+    assert any("heads is not part of the file: 3" in note for note in notes)
+
+
+def test_the_output_name_must_fit_the_format(tmp_path: Path) -> None:
+    for name, family in {"model.pth": "google", "model.npz": "torchvision", "model": "deit", "m.npz": "timm"}.items():
+        with pytest.raises(ConversionError, match="is written to"):
+            write_checkpoint(tmp_path / name, checkpoint(), family)
+
+
+# What does not fit is named
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "good.safetensors", checkpoint(), "timm")
+    change = {"blocks.1.norm2.bias": None, "norm_pre.weight": torch.ones(48), "head.bias": torch.ones(5)}
+    bad = rewrite(tmp_path / "good.safetensors", tmp_path / "bad.safetensors", change)
+    with pytest.raises(CheckpointError) as error:
+        read_checkpoint(bad, num_heads=3)
+    for named in ("missing: blocks.1.norm2.bias", "unexpected: norm_pre.weight", "head.bias is (5,), should be (4,)"):
+        assert named in str(error.value)
+    assert "bad.safetensors (timm)" in str(error.value)
+
+
+def test_a_trunk_without_its_head_is_no_classifier(tmp_path: Path) -> None:
+    """A head is never invented: without one the model returns features, until the caller asks for classes."""
+    write_checkpoint(tmp_path / "full.safetensors", checkpoint(), "timm")
+    change: dict[str, Tensor | None] = {"head.weight": None, "head.bias": None}
+    trunk = rewrite(tmp_path / "full.safetensors", tmp_path / "trunk.safetensors", change)
+    assert load(trunk, num_heads=3)(torch.zeros(1, 3, 32, 32)).shape == (1, 48)
+    assert torch.equal(load(trunk, num_heads=3, num_classes=6)(torch.zeros(1, 3, 32, 32)), torch.zeros(1, 6))
+
+
+def test_ambiguous_heads_are_asked_for(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
+    with pytest.raises(CheckpointError, match=r"num_heads=3 in Python or --num-heads 3"):
+        read_checkpoint(tmp_path / "model.pth")
+    assert read_checkpoint(tmp_path / "model.pth", num_heads=6).config.num_heads == 6
+
+
+def test_known_widths_need_no_heads(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model.pth", checkpoint(embed_dim=192), "torchvision")
+    assert read_checkpoint(tmp_path / "model.pth").config.num_heads == 3
+
+
+def test_a_grid_that_is_not_square_is_asked_for(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model.pth", checkpoint(image_size=(32, 64)), "torchvision")
+    with pytest.raises(CheckpointError, match="32 patch positions, which is not a square"):
+        read_checkpoint(tmp_path / "model.pth", num_heads=3)
+    assert read_checkpoint(tmp_path / "model.pth", num_heads=3, image_size=(32, 64)).config.grid == (4, 8)
+
+
+def test_a_stated_field_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
+    with pytest.raises(CheckpointError, match="unexpected: encoder.layers.encoder_layer_1"):
+        read_checkpoint(tmp_path / "model.pth", num_heads=3, depth=1)
+    with pytest.raises(ConfigError, match="dpeth"):
+        read_checkpoint(tmp_path / "model.pth", num_heads=3, dpeth=1)
+
+
+@pytest.mark.parametrize("name", ["nothing", "folder", "text.txt", "empty.pth"])
+def test_what_is_no_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "empty.pth").touch()
+    with pytest.raises(CheckpointError, match=name):
+        read_checkpoint(tmp_path / name)
+
+
+def test_a_foreign_model_of_no_known_family(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x.safetensors", {"layer1.weight": torch.ones(2, 2)})
+    with pytest.raises(CheckpointError, match=r"no known family .* layer1.weight"):
+        read_checkpoint(tmp_path / "x.safetensors")
+
+
+# What callers adapt and state
+
+
+def test_adapting_on_load(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint())
+    adapted = read_checkpoint(tmp_path / "model", image_size=64, in_channels=1, num_classes=9)
+    assert adapted.model()(torch.randn(2, 1, 64, 64)).shape == (2, 9)
+    assert adapted.labels is None  # the old names would be wrong
+    assert adapted.preprocess is not None
+    assert (adapted.preprocess.size, adapted.preprocess.mean) == ((64, 64), (0.5,))
+    assert read_checkpoint(tmp_path / "model", in_channels=5).preprocess is None
+
+
+def test_a_same_sized_head_is_kept(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint())
+    assert torch.equal(
+        read_checkpoint(tmp_path / "model", num_classes=4).tensors["head.weight"], checkpoint().tensors["head.weight"]
+    )
+
+
+def test_stating_labels_and_preprocessing() -> None:
+    stated = checkpoint().stated(["a", "b", "c", "d"], mean=IMAGENET_MEAN, crop=1.0)
+    assert stated.labels == ("a", "b", "c", "d") and stated.preprocess is not None
+    assert (stated.preprocess.mean, stated.preprocess.crop, stated.preprocess.std) == (IMAGENET_MEAN, 1.0, HALF)
+    with pytest.raises(ConfigError, match="2 labels"):
+        checkpoint().stated(["a", "b"])
+
+
+def test_assumptions_are_noted(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model.npz", checkpoint(num_classes=1000, labels=None), "google")
+    read = read_checkpoint(tmp_path / "model.npz")
+    assert any("google's default: squash" in note for note in read.notes)
+    assert any("ImageNet-1k" in note for note in read.notes)
+    assert read.labels is not None and "tench" in read.labels[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_other_precisions_are_kept_at_rest_and_computed_in_float32(
+    dtype: torch.dtype, suffix: str, tmp_path: Path
+) -> None:
+    half = checkpoint(activation="gelu_tanh")
+    half.tensors.update({n: t.to(dtype) for n, t in half.tensors.items()})
+    write_checkpoint(tmp_path / f"m{suffix}", half, "google" if suffix == ".npz" else "timm")
+    again = read_checkpoint(tmp_path / f"m{suffix}", num_heads=3)
+    assert {t.dtype for t in again.tensors.values()} == {dtype}
+    assert {p.dtype for p in again.model().parameters()} == {torch.float32}
+    assert torch.equal(again.tensors["head.weight"], half.tensors["head.weight"])
