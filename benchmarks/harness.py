@@ -15,22 +15,21 @@ import torch
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def interleaved(jobs: dict[str, Callable[[], object]], rounds: int, seconds: float = 1.0) -> dict[str, list[float]]:
-    """Seconds per call of each job, a value for each round; every round runs every job, so that noise hits all alike.
+def interleaved(jobs: dict[str, Callable[[], object]], seconds: float, least: int = 9) -> dict[str, list[float]]:
+    """Seconds of each call of each job, for about `seconds` in all and at least `least` rounds.
 
-    A job is called once to warm up, then in each round for about `seconds`.
+    Every round calls every job once, so that noise, which comes in stretches of seconds here, hits all alike.
     """
     for job in jobs.values():
-        job()
+        job()  # warm up
     times: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(rounds):
-        order = list(jobs) if turn % 2 == 0 else list(reversed(jobs))
-        for name in order:
-            calls, start = 0, time.perf_counter()
-            while time.perf_counter() - start < seconds or calls == 0:
-                jobs[name]()
-                calls += 1
-            times[name].append((time.perf_counter() - start) / calls)
+    begin, rounds = time.perf_counter(), 0
+    while rounds < least or time.perf_counter() - begin < seconds:
+        for name in list(jobs) if rounds % 2 == 0 else reversed(jobs):
+            start = time.perf_counter()
+            jobs[name]()
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
     return times
 
 
@@ -58,7 +57,7 @@ def machine() -> dict[str, Any]:
 def matmul_peak() -> float:
     """TFLOP/s of a large fp32 matrix product: what nothing on this machine can exceed."""
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    times = interleaved({"matmul": lambda: a @ b}, rounds=5, seconds=0.3)["matmul"]
+    times = interleaved({"matmul": lambda: a @ b}, seconds=1)["matmul"]
     return 2 * 1024**3 / min(times) / 1e12
 
 

@@ -14,6 +14,8 @@ from typing import Any, Literal, Self
 from .errors import ConfigError
 
 Size = tuple[int, int]
+MOST_BLOCKS, MOST_STAGES, MOST_UNITS = 512, 8, 512
+MOST_TABLES = 2**31  # bytes
 
 Stem = Literal["linear", "resnet", "conv"]
 Positions = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]
@@ -171,13 +173,13 @@ class ViTConfig(JsonConfig):
     def _validate_ranges(self) -> None:
         # Wide enough for any ViT ever published; a damaged file must not make us build a monster.
         limits = {"in_channels": (1, 1024), "num_classes": (0, 1_000_000), "embed_dim": (1, 32768)}
-        limits |= {"depth": (0, 512), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
+        limits |= {"depth": (0, MOST_BLOCKS), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
         limits |= {"stem_width": (1, 4096), "num_registers": (0, 1024), "window": (1, 1024)}
         for name, (low, high) in limits.items():
             self.require(low <= getattr(self, name) <= high, f"{name} must be between {low} and {high}.")
         for name in ("image_size", "patch_size"):
             self.require(all(1 <= v <= 16384 for v in getattr(self, name)), f"{name} must be between 1 and 16384.")
-        self.require(len(self.stem_layers) <= 8, "stem_layers has more than 8 stages.")
+        self.require(len(self.stem_layers) <= MOST_STAGES, f"stem_layers has more than {MOST_STAGES} stages.")
         self.require(all(1 <= n <= 4096 for n in self.stem_layers), "stem_layers must be between 1 and 4096.")
         for name in ("dropout", "drop_path", "patch_dropout"):
             self.require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1.")
@@ -197,6 +199,8 @@ class ViTConfig(JsonConfig):
             self.stem != "resnet" or self.stem_width % 32 == 0,
             f"stem_width {self.stem_width}: a resnet stem normalises in 32 groups, so it must be a multiple of 32.",
         )
+        few = self.stem != "resnet" or sum(self.stem_layers) <= MOST_UNITS
+        self.require(few, f"a resnet stem has at most {MOST_UNITS} units.")
         self.require(self.stem != "linear" or not self.stem_layers, "a linear stem has no stem_layers.")
         self.require(not (self.post_norm and self.norm_after_pool), "post_norm has no final norm to put after pooling.")
         self.require(
@@ -218,6 +222,21 @@ class ViTConfig(JsonConfig):
             not (self.patch_dropout and placed),
             "patch_dropout needs positions that are added to the tokens, and global attention.",
         )
+        self.require(
+            self.table_bytes < MOST_TABLES,
+            f"{self.num_patches} patches need {self.table_bytes / 2**30:.0f} GiB for positions and attention masks.",
+        )
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory for what the model computes instead of loading it, at its peak: no file's size is a limit to it."""
+        patches, tokens = self.num_patches, self.num_patches + self.num_prefix
+        size = 16 * patches * self.embed_dim if self.positions == "sincos" else 0
+        if self.positions == "rotary":
+            size += patches * self.attention_dim * (4 * self.depth + 16)
+        if self.positions == "relative" or self.attention != "global":
+            size += tokens**2 * (12 * self.depth + 32)
+        return size
 
     @property
     def attention_dim(self) -> int:
@@ -282,8 +301,9 @@ class ResNetConfig(JsonConfig):
     width_factor: int = 1
 
     def validate(self) -> None:
-        self.require(1 <= len(self.layers) <= 8, "layers must have 1 to 8 stages.")
-        self.require(all(1 <= n <= 512 for n in self.layers), "layers must be between 1 and 512 units.")
+        self.require(1 <= len(self.layers) <= MOST_STAGES, f"layers must have 1 to {MOST_STAGES} stages.")
+        self.require(all(n >= 1 for n in self.layers), "layers must have at least one unit each.")
+        self.require(sum(self.layers) <= MOST_UNITS, f"layers must have at most {MOST_UNITS} units together.")
         self.require(1 <= self.width_factor <= 16, "width_factor must be between 1 and 16.")
         self.require(1 <= self.in_channels <= 1024, "in_channels must be between 1 and 1024.")
         self.require(0 <= self.num_classes <= 1_000_000, "num_classes must be between 0 and 1,000,000.")

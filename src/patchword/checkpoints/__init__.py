@@ -25,13 +25,13 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
 
         path = fetch(reference)
     else:
-        path = Path(reference).expanduser()
-    if not path.exists():
-        raise CheckpointError(
-            f"There is no model at {path}. Give a model folder, a checkpoint file, or a hub name such as "
-            "hf:google/vit-base-patch16-224."
-        )
+        path = expanded(reference)
     try:
+        if not path.exists():
+            raise CheckpointError(
+                f"There is no model at {path}. Give a model folder, a checkpoint file, or a hub name such as "
+                "hf:google/vit-base-patch16-224."
+            )
         if path.name == DESCRIPTION or (path.is_dir() and (path / DESCRIPTION).is_file()):
             return read_folder(path if path.is_dir() else path.parent).adapted(**fields)
         return read_foreign(path, fields)
@@ -41,11 +41,19 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
         raise ConfigError(f"{path}: {error}") from None
 
 
+def expanded(path: str | Path) -> Path:
+    """With ~ replaced by the home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise CheckpointError(f"{path}: {error}") from None
+
+
 def write_checkpoint(
     out: str | Path, checkpoint: Checkpoint, to: str = "patchword", *, overwrite: bool = False
 ) -> list[str]:
     """Writes a checkpoint in any format, whole or not at all; returns what that format cannot state."""
-    out = Path(out).expanduser()
+    out = expanded(out)
     if to == "patchword":
         write_folder(out, checkpoint, overwrite=overwrite)
         return []

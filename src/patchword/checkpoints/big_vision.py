@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..config import ViTConfig
+from ..config import MOST_BLOCKS, ViTConfig
 from ..errors import CheckpointError
 from .family import Described, Family, Fields, Source, Tensors, image_size_for, shape_of
 from .google import BLOCK, EMBEDDING, TABLE, flax_sizes, norm
@@ -57,7 +57,7 @@ class BigVision(Family):
 
     def restore(self, tensors: Tensors, quirks: Fields) -> Tensors:
         tensors = stack(tensors) if quirks.get("scan") else tensors
-        prefix = quirks.get("prefix", "params/")
+        prefix = str(quirks.get("prefix", "params/"))
         return {n if n in self.unused.values() else prefix + n: t for n, t in tensors.items()}
 
     def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:
@@ -94,8 +94,9 @@ def unstack(tensors: Tensors) -> Tensors:
     result = {n: t for n, t in tensors.items() if not n.startswith(SCANNED)}
     for name, stacked in tensors.items():
         if name.startswith(SCANNED):
-            if stacked.ndim == 0:
-                raise CheckpointError(f"The tensor {name} should hold all blocks on its first axis, but is a number.")
+            if stacked.ndim == 0 or len(stacked) > MOST_BLOCKS:
+                shape = tuple(stacked.shape)
+                raise CheckpointError(f"The tensor {name} should hold all blocks on its first axis, but has {shape}.")
             rest = name.removeprefix(SCANNED)
             result |= {f"{BLOCK.format(i)}/{rest}": t for i, t in enumerate(stacked)}
     return result

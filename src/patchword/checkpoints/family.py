@@ -79,7 +79,7 @@ class Family:
 def count_blocks(tensors: Tensors, before: str, after: str) -> int:
     """How many blocks there are, by the names before and after the index."""
     found = {n[len(before) :].split(after)[0] for n in tensors if n.startswith(before)}
-    return 1 + max((int(i) for i in found if i.isdigit()), default=-1)
+    return 1 + max((int(i) for i in found if i.isascii() and i.isdigit() and len(i) < 10), default=-1)
 
 
 def shape_of(tensors: Tensors, name: str, dims: int) -> tuple[int, ...]:
@@ -89,6 +89,8 @@ def shape_of(tensors: Tensors, name: str, dims: int) -> tuple[int, ...]:
     shape = tuple(tensors[name].shape)
     if len(shape) != dims:
         raise CheckpointError(f"The tensor {name} has shape {shape}; it should have {dims} dimensions.")
+    if 0 in shape:
+        raise CheckpointError(f"The tensor {name} is empty: it has shape {shape}.")
     return shape
 
 
@@ -106,8 +108,8 @@ def guess_heads(width: int, given: Fields, where: str) -> int:
 
 def image_size_for(count: int, stride: tuple[int, int], given: Fields) -> tuple[int, int]:
     """The image size behind `count` patch positions: square if it can be, else as the caller says."""
-    side = math.isqrt(count)
-    if count and side * side == count:
+    side = math.isqrt(max(0, count))
+    if count > 0 and side * side == count:
         return side * stride[0], side * stride[1]
     size = given.get("image_size")
     if size and (size[0] // stride[0]) * (size[1] // stride[1]) == count:
@@ -118,9 +120,16 @@ def image_size_for(count: int, stride: tuple[int, int], given: Fields) -> tuple[
     )
 
 
+def known_word(value: Any, known: dict[str, str], what: str) -> str:
+    """What `value`, found in a config.json, means to us."""
+    if not isinstance(value, str) or value not in known:
+        raise CheckpointError(f"config.json names the {what} {value!r}; known are {', '.join(known)}.")
+    return known[value]
+
+
 def prefix_positions(count: int, num_prefix: int) -> int:
     """Of `count` positions, how many belong to prefix tokens: those that leave a square, none if all are patches."""
-    for k in range(num_prefix + 1):
+    for k in range(min(num_prefix, count) + 1):
         if math.isqrt(count - k) ** 2 == count - k > 0:
             return k
     return num_prefix

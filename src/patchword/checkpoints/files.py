@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, PatchwordError
 
 Tensors = dict[str, Tensor]
 
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+MOST_NESTED = 32  # levels of a JSON file; no checkpoint's has more than five
 
 
 def read_tensors(path: Path) -> tuple[Tensors, bool]:
@@ -43,13 +45,13 @@ def read_tensors(path: Path) -> tuple[Tensors, bool]:
             tensors = read_npz(path)
         else:
             tensors, wrapped = read_pth(path)
+        check_finite(path, tensors)
     except CheckpointError:
         raise
     except Exception as error:  # whatever a reader of a damaged file throws, the file is what is wrong
         raise CheckpointError(f"{path} cannot be read ({describe(error)}). Is it complete? Fetch it again.") from None
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors.")
-    check_finite(path, tensors)
     return tensors, wrapped
 
 
@@ -60,7 +62,8 @@ def describe(error: Exception) -> str:
 
 
 def check_finite(path: Path, tensors: Tensors) -> None:
-    bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    """Refuses what is not finite in float32, in which models compute."""
+    bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t.float()).all())]
     if bad:
         raise CheckpointError(f"{path} holds NaN or infinity in {', '.join(bad[:5])}: the file or the training broke.")
 
@@ -111,7 +114,18 @@ def read_pth(path: Path) -> tuple[Tensors, bool]:
             content, wrapped = content[key], True
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a state dict.")
-    return {str(k): v for k, v in content.items() if isinstance(v, Tensor)}, wrapped
+    tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}
+    check_plain(path, tensors)
+    return tensors, wrapped
+
+
+def check_plain(path: Path, tensors: Tensors) -> None:
+    """Refuses sparse, quantised and meta tensors, and those that repeat a few numbers to fill the memory."""
+    size = path.stat().st_size
+    for name, t in tensors.items():
+        dense = t.layout == torch.strided and not t.is_quantized and not t.is_nested and t.device.type == "cpu"
+        if not dense or t.numel() * t.element_size() > size:
+            raise CheckpointError(f"{path}: {name} is not a plain tensor whose numbers are all in the file.")
 
 
 def write_tensors(path: Path, tensors: Tensors, *, wrapped: bool = False) -> None:
@@ -134,15 +148,28 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair could be neither printed nor written
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({describe(error)}).") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object.")
+    if nested(content) > MOST_NESTED:
+        raise CheckpointError(f"{path} is nested more than {MOST_NESTED} levels deep.")
     return content
 
 
+def nested(content: Any) -> int:
+    """How many objects and lists of a JSON value lie inside each other."""
+    depth, level = 0, [content]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+        depth += 1
+    return depth
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8", errors="replace")  # a file's name may be no valid text
 
 
 def sha256(path: Path) -> str:
@@ -156,26 +183,39 @@ def atomic_output(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     A crash, a kill or a full disk leaves `target` as it was.
     """
-    if target.exists() and not overwrite:
-        raise CheckpointError(f"{target} exists already. Choose another name, or allow it to be overwritten.")
     try:
+        if target.exists() and not overwrite:
+            raise CheckpointError(f"{target} exists already. Choose another name, or allow it to be overwritten.")
         target.parent.mkdir(parents=True, exist_ok=True)
         workplace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written ({error.strerror or error}).") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{target} cannot be written ({describe(error)}).") from None
     try:
         made = workplace / target.name
         yield made
         for path in [made, *made.rglob("*")] if made.is_dir() else [made]:
             sync(path)
-        if target.is_dir():  # a folder cannot be replaced in one step: the old one moves aside first
-            os.replace(target, workplace / "old")
-        os.replace(made, target)
-        sync(target.parent)
-    except (OSError, RuntimeError) as error:  # torch and safetensors report a full disk as RuntimeError or their own
+        put(made, target, workplace / "old")
+    except PatchwordError:
+        raise
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
         raise CheckpointError(f"{target} could not be written ({describe(error)}); nothing was changed.") from None
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
+
+
+def put(made: Path, target: Path, aside: Path) -> None:
+    """Gives what was made its name. A folder cannot be replaced in one step: the old one moves aside first."""
+    replaced = target.is_dir()
+    if replaced:
+        os.replace(target, aside)
+    try:
+        os.replace(made, target)
+    except BaseException:
+        if replaced:
+            os.replace(aside, target)
+        raise
+    sync(target.parent)
 
 
 def sync(path: Path) -> None:

@@ -56,7 +56,7 @@ def read_folder(folder: Path) -> Checkpoint:
         preprocess = Preprocess.from_json(said["preprocess"]) if said["preprocess"] is not None else None
         labels = read_labels(said["labels"], config)
         temperature = read_temperature(said["temperature"])
-        source, provenance = said["source"], said["provenance"]
+        source, provenance = said["source"], dict(said["provenance"])
         family, quirks = str(source["family"]), dict(source["quirks"])
         expected_sum = str(said["sha256"])
     except ConfigError as error:
@@ -94,6 +94,11 @@ def check_tensors(path: Path, tensors: dict[str, Any], config: ModelConfig) -> N
         f"{n} is {tuple(t.shape)}, should be {tuple(expected[n].shape)}"
         for n, t in tensors.items()
         if n in expected and t.shape != expected[n].shape
+    ]
+    wrong += [
+        f"{n} holds {t.dtype}"
+        for n, t in tensors.items()
+        if n in expected and t.is_floating_point() != expected[n].is_floating_point()
     ]
     if wrong:
         raise CheckpointError(f"{path} does not fit its {DESCRIPTION}: {listed(wrong)}.")

@@ -41,10 +41,10 @@ def read_foreign(path: Path, given: Fields) -> Checkpoint:
     """A checkpoint of any family. `given` are model fields the caller states where the file does not."""
     source = find_source(path)
     family = recognise(source)
-    tensors, quirks = family.normalise(source)
-    extras = {ours: tensors.pop(theirs) for ours, theirs in family.unused.items() if theirs in tensors}
     declared = {k: v for k, v in given.items() if k not in ADAPTED | FREE}
     try:
+        tensors, quirks = family.normalise(source)
+        extras = {ours: tensors.pop(theirs) for ours, theirs in family.unused.items() if theirs in tensors}
         described = family.describe(source, tensors, given)
         config = ViTConfig.from_json({**described.fields, **declared})
         state = to_ours(tensors, config, family.table(config), family.name, tensor_shapes(config))
@@ -88,10 +88,10 @@ def find_source(path: Path) -> Source:
 
 def shards(folder: Path) -> list[Path]:
     mapping = read_json(folder / "model.safetensors.index.json").get("weight_map")
-    names = sorted(set(mapping.values())) if isinstance(mapping, dict) else []
+    names = list(mapping.values()) if isinstance(mapping, dict) else []
     if not names or not all(isinstance(n, str) and Path(n).name == n for n in names):
         raise CheckpointError(f"{folder / 'model.safetensors.index.json'} does not list the files of the model.")
-    return [folder / n for n in names]
+    return [folder / n for n in sorted(set(names))]
 
 
 def optional_json(path: Path) -> Fields:
@@ -116,8 +116,9 @@ def make_preprocess(family: Family, described: Described, config: ViTConfig) -> 
     imagenet = fields.pop("statistics", None) == "imagenet"
     fields.setdefault("mean", IMAGENET_MEAN if imagenet else HALF)
     fields.setdefault("std", IMAGENET_STD if imagenet else HALF)
+    fields |= Preprocess.cast_fields({name: fields[name] for name in ("mean", "std")})
     for name in ("mean", "std"):
-        if len(fields[name]) != config.in_channels:
+        if fields[name] and len(fields[name]) != config.in_channels:
             fields[name] = (sum(fields[name]) / len(fields[name]),) * config.in_channels
     preprocess = Preprocess(size=config.image_size, **fields)
     if "mean" in described.preprocess:

@@ -3,7 +3,7 @@
 import re
 from typing import Any, ClassVar
 
-from ..config import ViTConfig
+from ..config import MOST_STAGES, ViTConfig
 from .family import Described, Family, Fields, Source, Tensors, count_blocks, image_size_for, prefix_positions, shape_of
 from .rules import Flax, FlaxConv, FlaxDense, FlaxHeads, FlaxMerge, FlaxPatch, Rule, Table
 
@@ -76,7 +76,7 @@ class Google(Family):
         fields |= {"class_token": "cls" in tensors, "pooling": "class" if "cls" in tensors else "average"}
         count = shape_of(tensors, TABLE["positions.table"].name, 3)[1]
         fields["position_prefix"] = prefix_positions(count, int(fields["class_token"]))
-        stem_stride = ViTConfig.from_json({**fields, "image_size": 8192, "patch_size": 1}).stem_stride
+        stem_stride = 4 * 2 ** max(0, len(fields["stem_layers"]) - 1) if "stem" in fields else 1
         stride = (fields["patch_size"][0] * stem_stride, fields["patch_size"][1] * stem_stride)
         fields["image_size"] = image_size_for(count - fields["position_prefix"], stride, given)
         return Described(fields)
@@ -114,5 +114,6 @@ def hybrid(tensors: Tensors) -> Fields:
         return {}
     _, _, channels, width = shape_of(tensors, "conv_root/kernel", 4)
     stages = count_blocks({n.replace("block", "block/"): t for n, t in tensors.items()}, "block/", "/") - 1
-    units = tuple(count_blocks(tensors, f"block{s + 1}/unit", "/") - 1 for s in range(max(0, stages)))
+    stages = max(0, min(stages, MOST_STAGES + 1))  # the config refuses more
+    units = tuple(count_blocks(tensors, f"block{s + 1}/unit", "/") - 1 for s in range(stages))
     return {"stem": "resnet", "stem_layers": units, "stem_width": width, "in_channels": channels}

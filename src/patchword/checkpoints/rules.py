@@ -167,9 +167,11 @@ def to_ours(theirs: Tensors, config: ViTConfig, table: Table, family: str, expec
         for name, meta in needed.items()
         if name in theirs and theirs[name].shape != meta.shape
     ]
+    typed = [f"{name} holds {t.dtype}" for name, t in theirs.items() if name in needed and not t.is_floating_point()]
     problems = {"missing": sorted(set(needed) - set(theirs)), "unexpected": sorted(set(theirs) - set(needed))}
     found = [f"{kind}: {listed(names)}" for kind, names in problems.items() if names]
     found += [f"wrong shape: {listed(wrong)}"] if wrong else []
+    found += [f"not real numbers: {listed(typed)}"] if typed else []
     if found:
         raise CheckpointError(f"The tensors do not make this {family} model. " + "; ".join(found) + ".")
     state = {}

@@ -3,7 +3,7 @@
 import math
 from typing import Any, ClassVar
 
-from ..config import ViTConfig
+from ..config import MOST_STAGES, ViTConfig
 from ..errors import CheckpointError
 from .family import (
     Described,
@@ -14,6 +14,7 @@ from .family import (
     count_blocks,
     guess_heads,
     image_size_for,
+    known_word,
     prefix_positions,
     shape_of,
 )
@@ -69,6 +70,8 @@ class Timm(Family):
 
     def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:
         arguments = source.config.get("model_args") or {}
+        if not isinstance(arguments, dict):
+            raise CheckpointError("config.json has model_args that are not an object.")
         fields = {**self.defaults, **tensor_fields(tensors), **stated_fields(source.config, arguments)}
         if "num_heads" not in arguments:
             where = source.path.name
@@ -132,7 +135,7 @@ def hybrid(tensors: Tensors) -> Fields:
     if root is None:
         return {}
     width, channels, _, _ = shape_of(tensors, root, 4)
-    stages = count_blocks(tensors, f"{BACKBONE}.stages.", ".")
+    stages = min(count_blocks(tensors, f"{BACKBONE}.stages.", "."), MOST_STAGES + 1)  # the config refuses more
     units = tuple(count_blocks(tensors, f"{BACKBONE}.stages.{s}.blocks.", ".") for s in range(stages))
     return {"stem": "resnet", "stem_layers": units, "stem_width": width, "in_channels": channels}
 
@@ -145,11 +148,9 @@ def stated_fields(config: Fields, arguments: Fields) -> Fields:
     if "num_heads" in arguments:
         fields |= ViTConfig.cast_fields({"num_heads": arguments["num_heads"]})
     if act := arguments.get("act_layer"):
-        if act not in ACTIVATIONS:
-            raise CheckpointError(f"config.json names the activation {act!r}; known are {', '.join(ACTIVATIONS)}.")
-        fields["activation"] = ACTIVATIONS[act]
+        fields["activation"] = known_word(act, ACTIVATIONS, "activation")
     pool = arguments.get("global_pool") or config.get("global_pool")
-    if pool in POOLS:
+    if isinstance(pool, str) and pool in POOLS:
         fields["pooling"] = POOLS[pool]
     return fields
 

@@ -3,8 +3,19 @@
 from typing import Any, ClassVar
 
 from ..config import ViTConfig
-from ..errors import CheckpointError, ConversionError
-from .family import Described, Family, Fields, Source, Tensors, count_blocks, guess_heads, image_size_for, shape_of
+from ..errors import ConversionError
+from .family import (
+    Described,
+    Family,
+    Fields,
+    Source,
+    Tensors,
+    count_blocks,
+    guess_heads,
+    image_size_for,
+    known_word,
+    shape_of,
+)
 from .rules import Patch, Rule, Table
 
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
@@ -78,8 +89,7 @@ class Transformers(Family):
     def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:
         stated = source.config
         kind = stated.get("model_type") or guess_type(tensors)
-        if kind not in CLASSES:
-            raise CheckpointError(f"config.json says model_type {kind!r}; known are {', '.join(CLASSES)}.")
+        known_word(kind, CLASSES, "model_type")
         width, channels, ph, pw = shape_of(tensors, PROJECTION, 4)
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
         fields |= block_fields(tensors, kind, stated)
@@ -126,10 +136,7 @@ def block_fields(tensors: Tensors, kind: str, stated: Fields) -> Fields:
     fields: Fields = {"depth": count_blocks(tensors, "encoder.layer.", ".")}
     fields["qkv_bias"] = "encoder.layer.0.attention.attention.query.bias" in tensors
     fields["norm_eps"] = stated.get("layer_norm_eps", 1e-6 if "dino" in kind else 1e-12)
-    act = stated.get("hidden_act", "gelu")
-    if act not in ACTIVATIONS:
-        raise CheckpointError(f"config.json names the activation {act!r}; known are {', '.join(ACTIVATIONS)}.")
-    fields["activation"] = ACTIVATIONS[act]
+    fields["activation"] = known_word(stated.get("hidden_act", "gelu"), ACTIVATIONS, "activation")
     if "encoder.layer.0.layer_scale1.lambda1" in tensors:
         fields["layer_scale"] = 1.0
     for name in ("mlp.weights_out", "mlp.fc2", "output.dense"):
@@ -155,9 +162,7 @@ def token_fields(tensors: Tensors, kind: str) -> Fields:
         fields["position_resample"] = "timm"  # antialiased bicubic
     if "dino" in kind and fields["num_classes"]:
         fields["pooling"] = "class+average"
-    if (
-        "pooler.dense.weight" in tensors and not fields["num_classes"]
-    ):  # its classifiers skip the pooler
+    if "pooler.dense.weight" in tensors and not fields["num_classes"]:  # its classifiers skip the pooler
         fields["pre_logits"] = shape_of(tensors, "pooler.dense.weight", 2)[0]
     return fields
 
@@ -179,8 +184,9 @@ def stated_preprocess(processor: Fields) -> Fields:
     fields: Fields = {
         ours: processor[theirs] for theirs, ours in names.items() if isinstance(processor.get(theirs), list)
     }
-    if processor.get("resample") in RESAMPLING:
-        fields["interpolation"] = RESAMPLING[processor["resample"]]
+    resample = processor.get("resample")
+    if isinstance(resample, int) and resample in RESAMPLING:
+        fields["interpolation"] = RESAMPLING[resample]
     size, crop = processor.get("size"), processor.get("crop_size")
     edge = size.get("shortest_edge") if isinstance(size, dict) else None
     if isinstance(crop, dict) and processor.get("do_center_crop") and isinstance(crop.get("height"), int):

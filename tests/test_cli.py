@@ -1,0 +1,188 @@
+"""The commands as a user types them: output, exit codes, and a sentence for every mistake."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from patchword import cli
+from patchword.checkpoints import read_checkpoint, write_checkpoint
+from test_checkpoints import checkpoint as small_checkpoint
+from test_classifier import COLOURS, colour_checkpoint
+from test_hub import REPO, Hub
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "patchword.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "model", colour_checkpoint())
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for name, colour in COLOURS.items():
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (20, 30), colour).save(tmp_path / "data" / name / "a.png")
+    return tmp_path / "data"
+
+
+def test_help_is_quick_and_complete() -> None:
+    run("--help")  # once, so that the files are in memory
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        result = run("--help")
+        times.append(time.perf_counter() - start)
+    assert result.returncode == 0 and min(times) < 0.4, times
+    assert all(name in result.stdout for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_an_example(command: str) -> None:
+    result = run(command, "--help")
+    assert result.returncode == 0 and f"Example: patchword {command}" in result.stdout
+
+
+def test_predict_json(model: Path, data: Path) -> None:
+    (data / "red/broken.jpg").write_bytes(b"\xff\xd8")
+    result = run("predict", model, data, "--json", "--top", 2)
+    assert result.returncode == 3
+    rows = json.loads(result.stdout)  # nothing else on standard output
+    assert [Path(row["path"]).parent.name for row in rows] == ["blue", "green", "red", "red"]
+    assert list(rows[0]["predictions"][0]) == ["label", "index", "probability"]
+    assert [row["predictions"][0]["label"] for row in rows[:3]] == ["blue", "green", "red"]
+    assert "broken.jpg" in rows[3]["error"] and "broken.jpg" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_predict_for_people_and_for_tables(model: Path, data: Path, tmp_path: Path) -> None:
+    shown = run("predict", model, data / "red/a.png")
+    assert shown.returncode == 0 and "red" in shown.stdout and "%" in shown.stdout
+    out = tmp_path / "table.csv"
+    assert run("predict", model, data, "--csv", out, "--top", 2).returncode == 0
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [row["label_1"] for row in rows] == ["blue", "green", "red"]
+    assert float(rows[0]["probability_1"]) > float(rows[0]["probability_2"])
+
+
+def test_evaluate(model: Path, data: Path) -> None:
+    result = run("evaluate", model, data, "--json")
+    assert result.returncode == 0
+    found = json.loads(result.stdout)
+    assert (found["top1"], found["n"], found["skipped"]) == (1.0, 3, 0)
+    assert {"top5", "ece", "nll", "images_per_second", "per_class"} <= found.keys()
+    assert "top-1     100.00%" in run("evaluate", model, data).stdout
+
+
+@pytest.mark.parametrize("scheme", ["index", "label"])
+def test_class_folders_by_index_or_label(scheme: str, model: Path, data: Path) -> None:
+    for index, name in enumerate(COLOURS):
+        (data / name).rename(data / (f"{index:03}" if scheme == "index" else name.upper()))
+    assert json.loads(run("evaluate", model, data, "--json").stdout)["top1"] == 1.0
+
+
+def test_convert_and_state_fields(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m.pth", small_checkpoint(), "torchvision")
+    refused = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "transformers")
+    assert refused.returncode == 2 and "--num-heads" in refused.stderr and not (tmp_path / "out").exists()
+    told = ("--num-heads", 3, "--image-size", 48, 64, "--num_classes=9")
+    done = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "transformers", *told)
+    assert done.returncode == 0, done.stderr
+    config = read_checkpoint(tmp_path / "out").config
+    assert (config.num_heads, config.image_size, config.num_classes) == (3, (48, 64), 9)
+    again = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "timm", *told)
+    assert again.returncode == 2 and "exists already" in again.stderr
+
+
+def test_labels_and_statistics_by_flag(model: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("rot\ngrün\nblau\n", encoding="utf-8")
+    picture = data / "green/a.png"
+    result = run("predict", model, picture, "--labels", tmp_path / "labels.txt", "--json")
+    assert json.loads(result.stdout)[0]["predictions"][0]["label"] == "grün"
+    plain = json.loads(run("predict", model, picture, "--json").stdout)[0]["predictions"][0]["probability"]
+    flags = ("--mean", 0, 0, 0, "--std", 1, 1, 1)
+    other = json.loads(run("predict", model, picture, "--json", *flags).stdout)[0]["predictions"][0]["probability"]
+    assert other < plain
+
+
+def test_a_hub_reference(tmp_path: Path) -> None:
+    """hf:owner/name over a real socket, from download to prediction."""
+    write_checkpoint(tmp_path / "m", small_checkpoint(), "transformers")
+    hub = Hub()
+    try:
+        hub.files = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+        Image.new("RGB", (50, 40), "red").save(tmp_path / "a.png")
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        result = run("predict", f"hf:{REPO}", tmp_path / "a.png", "--json", **environment)
+    finally:
+        hub.stop()
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)[0]["predictions"][0]["label"] in ("ant", "bee", "cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["predict", "MODEL"], "No picture was named"),
+        (["predict", "nowhere", "a.png"], "There is no model at nowhere"),
+        (["predict", "MODEL", "a.png", "--top", "0"], "--top must be at least 1"),
+        (["evaluate", "MODEL", "nowhere"], "nowhere"),
+        (["evaluate", "MODEL", "DATA/red"], "their classes are unknown"),
+        (["evaluate", "MODEL", "DATA", "--batch-size", "0"], "--batch-size"),
+        (["evaluate", "MODEL", "DATA", "--num-heads", "three"], "num_heads"),
+        (["evaluate", "MODEL", "DATA", "--num-heads"], "needs a value"),
+        (["evaluate", "MODEL", "DATA", "--depth", "2"], "depth"),
+        (["evaluate", "MODEL", "DATA", "--labels", "nowhere.txt"], "nowhere.txt"),
+        (["convert", "MODEL", "OUT", "--to", "google"], "is written to a file named *.npz"),
+        (["convert", "MODEL", "OUT", "--to", "jax"], "jax"),
+        (["predikt", "MODEL"], "predict"),
+        (["predict", "MODEL", "a.png", "--topp", "3"], "--top"),
+        (["predict", "hf:nonsense", "a.png"], "hf:nonsense"),
+    ],
+)
+def test_mistakes_get_a_sentence_and_code_2(arguments: list[str], said: str, model: Path, data: Path) -> None:
+    names = {"MODEL": str(model), "DATA": str(data), "DATA/red": str(data / "red"), "OUT": str(data / "out")}
+    result = run(*[names.get(a, a) for a in arguments])
+    output = result.stderr + result.stdout
+    assert result.returncode == 2, output
+    assert said in output and "Traceback" not in output
+
+
+def test_missing_pictures_are_code_3(model: Path) -> None:
+    result = run("predict", model, "gone.png", "--json")
+    assert result.returncode == 3 and "no such file" in json.loads(result.stdout)[0]["error"]
+
+
+def test_top1_on_imagenet_is_the_published_one(ti16: Path, imagenet: Path) -> None:
+    """timm on exactly these files: top-1 0.748, top-5 0.923, NLL 1.0022."""
+    result = run("evaluate", ti16, imagenet, "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["n"] == 1000 and found["skipped"] == 0
+    assert found["top1"] == pytest.approx(0.748, abs=0.003)
+    assert found["top5"] == pytest.approx(0.923, abs=0.003)
+    assert found["nll"] == pytest.approx(1.0022, abs=0.002)
+
+
+def test_fields_from_the_command_line() -> None:
+    rest, fields = cli.take_fields(
+        "predict m a.png --image-size 32 64 --top 3 --pooling average --norm-eps=1e-5 --class-token false".split()
+    )
+    assert rest == ["predict", "m", "a.png", "--top", "3"]
+    assert fields == {"image_size": [32, 64], "pooling": "average", "norm_eps": 1e-5, "class_token": False}
+
+
+def test_torch_is_not_needed_for_help() -> None:
+    code = "import sys, patchword.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
