@@ -35,7 +35,7 @@ def digits() -> None:
     order = torch.randperm(len(images))
     known, new = order[360:], order[:360]
     config = ViTConfig(
-        image_size=8, patch_size=2, in_channels=1, embed_dim=384, depth=1, num_heads=6, mlp_dim=768, num_classes=10,
+        image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=384, depth=1, num_heads=6, mlp_dim=768, num_classes=10,
         class_token=False, pooling="average",
     )  # fmt: skip
     model = ViT(config).eval()
