@@ -34,10 +34,9 @@ def digits() -> None:
     labels = torch.from_numpy(source.target)
     order = torch.randperm(len(images))
     known, new = order[360:], order[:360]
-    config = ViTConfig(
-        image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=384, depth=1, num_heads=6, mlp_dim=768, num_classes=10,
-        class_token=False, pooling="average",
-    )  # fmt: skip
+    sizes = {"image_size": 8, "patch_size": 2, "embed_dim": 384, "depth": 1, "num_heads": 6, "mlp_dim": 768}
+    kind = {"in_channels": 1, "num_classes": 10, "class_token": False, "pooling": "average"}
+    config = ViTConfig.from_json({**sizes, **kind})
     model = ViT(config).eval()
     with torch.no_grad():
         features = model.represent(model.encode(images))

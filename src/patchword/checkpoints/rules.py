@@ -185,4 +185,4 @@ def to_ours(theirs: Tensors, config: ViTConfig, table: Table, family: str, expec
 def listed(names: Sequence[str], most: int = 12) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(n if len(n) <= 200 else n[:197] + "..." for n in names[:most]) + more

@@ -1,0 +1,37 @@
+"""The documentation's own examples run, on stand-ins for the files they name."""
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from patchword.checkpoints import write_checkpoint
+from test_checkpoints import checkpoint
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_examples_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint("ViT-B_16.npz", checkpoint(activation="gelu_tanh"), "google")
+    write_checkpoint("vit-b16", checkpoint())
+    Image.new("RGB", (60, 40), "orange").save("cat.jpg")
+    exec(compile(block, "example", "exec"), {})
+
+
+def test_there_are_examples() -> None:
+    assert len(BLOCKS) >= 7
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
