@@ -83,6 +83,8 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
         ("architecture", "vgg", "vgg"),
         ("config", {"depth": "two"}, "depth"),
         ("preprocess", {"size": [32, 32]}, "lacks crop"),
+        ("preprocess", Preprocess(size=(16, 16), mean=HALF, std=HALF).to_json(), "3 channels of"),
+        ("preprocess", Preprocess(size=(32, 32), mean=(0.5,), std=(0.5,)).to_json(), "3 channels of"),
         ("sha256", "0", "damaged"),
     ],
 )

@@ -256,13 +256,10 @@ def test_under_another_suffix(name: str, originals: dict[str, Path], scratch: Pa
 
 @fuzz(100)
 @given(st.binary(max_size=300), st.sampled_from(TENSOR_SUFFIXES))
-def test_any_bytes(content: bytes, suffix: str) -> None:
-    path = Path(f"/tmp/patchword-{os.getpid()}{suffix}")
+def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str) -> None:
+    path = tmp_path_factory.getbasetemp() / f"any{suffix}"
     path.write_bytes(content)
-    try:
-        refused(path)
-    finally:
-        path.unlink()
+    refused(path)
 
 
 # JSON beside the tensors
@@ -328,7 +325,7 @@ def test_mutated_json(name: str, sidecar: str, originals: dict[str, Path], scrat
     path = fresh_copy(originals[name], scratch / "json")
     original = json.loads((path / sidecar).read_text())
 
-    @fuzz(150)
+    @fuzz(80)
     @given(mutated(original))
     def check(content: Any) -> None:
         (path / sidecar).write_bytes(json_bytes(content))
@@ -361,7 +358,8 @@ def test_what_is_no_json_object(name: str, sidecar: str, originals: dict[str, Pa
     check()
 
 
-FREE_OF_TABLES = SMALL.replace(positions="none")  # so that no tensor's shape says how large the image is
+# No tensor's shape says how large the image is.
+FREE_OF_TABLES = SMALL.replace(positions="none", patch_size=4, num_heads=2)
 COMPUTED = [{"positions": "sincos"}, {"positions": "rotary"}, {"attention": "local"}, {"attention": "axial"}]
 MONSTERS = [("depth", 10**9), ("image_size", 10**9), ("image_size", 16384), ("image_size", [16, 16384 * 8])]
 MONSTERS += [("embed_dim", 10**9), ("num_registers", 10**9), ("num_classes", 10**12), ("mlp_dim", 10**12)]
@@ -373,9 +371,13 @@ def test_a_description_cannot_ask_for_a_monster(computed: dict[str, str], tmp_pa
     write_checkpoint(tmp_path / "model", checkpoint(FREE_OF_TABLES.replace(**computed)))
     said = json.loads((tmp_path / "model/model.json").read_text())
     for field, value in MONSTERS:
-        config = {**said["config"], field: value, **({"stem": "resnet"} if field == "stem_layers" else {})}
-        (tmp_path / "model/model.json").write_bytes(json_bytes({**said, "config": config}))
-        assert read_or_refuse(tmp_path / "model") is None, field
+        stem = {"stem": "resnet", "image_size": 2048} if field == "stem_layers" else {}
+        content = {**said, "config": {**said["config"], **stem, field: value}}
+        (tmp_path / "model/model.json").write_bytes(json_bytes(content))
+        started = time.monotonic()
+        with pytest.raises(CheckpointError, match=r"model\.json: .*(patches need|stem|must be between)"):
+            read_checkpoint(tmp_path / "model")
+        assert time.monotonic() - started < MOST_SECONDS
 
 
 def test_a_resnet_description_cannot_ask_for_a_monster(tmp_path: Path) -> None:
@@ -416,7 +418,7 @@ def misshapen(tensor: torch.Tensor) -> list[torch.Tensor]:
         (0, 0, 0, 0),
         (1024,),
     ]
-    rest = [tensor[None], tensor.flatten(), tensor.mT if tensor.ndim > 1 else tensor[:-1]]
+    rest = [tensor[None], tensor.flatten(), tensor.flatten()[:-1]]
     return [torch.zeros(shape) for shape in shapes] + rest
 
 
@@ -461,7 +463,7 @@ def test_rebuilt_tensors(name: str, originals: dict[str, Path], scratch: Path) -
     original, wrapped = read_tensors(tensor_file(originals[name]))
 
     @fuzz(80)
-    @given(rebuilt(original))
+    @given(rebuilt(Shown(original)))
     def check(tensors: Tensors) -> None:
         tensor_file(path).unlink(missing_ok=True)
         write_tensors(tensor_file(path), tensors, wrapped=wrapped)
@@ -484,12 +486,11 @@ def test_types_of_numbers(name: str, originals: dict[str, Path], tmp_path: Path)
     path = fresh_copy(originals[name], tmp_path / "model")
     original, wrapped = read_tensors(tensor_file(originals[name]))
     for kind in (torch.float16, torch.bfloat16, torch.float64):
-        if kind == torch.float64 or tensor_file(path).suffix != ".npz" or kind == torch.bfloat16:
-            tensor_file(path).unlink(missing_ok=True)
-            write_tensors(tensor_file(path), {n: t.to(kind) for n, t in original.items()}, wrapped=wrapped)
-            sign(path)
-            model = read_checkpoint(path, **HEADS).model()
-            assert {p.dtype for p in model.parameters()} == {torch.float32}
+        tensor_file(path).unlink()
+        write_tensors(tensor_file(path), {n: t.to(kind) for n, t in original.items()}, wrapped=wrapped)
+        sign(path)
+        model = read_checkpoint(path, **HEADS).model()
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
     for kind in (torch.int64, torch.bool):
         tensor_file(path).unlink(missing_ok=True)
         write_tensors(tensor_file(path), {n: t.to(kind) for n, t in original.items()}, wrapped=wrapped)

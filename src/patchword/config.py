@@ -15,7 +15,7 @@ from .errors import ConfigError
 
 Size = tuple[int, int]
 MOST_BLOCKS, MOST_STAGES, MOST_UNITS = 512, 8, 512
-MOST_TABLES = 2**31  # bytes
+MOST_TABLES = 2**32  # bytes
 
 Stem = Literal["linear", "resnet", "conv"]
 Positions = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]
@@ -235,7 +235,7 @@ class ViTConfig(JsonConfig):
         if self.positions == "rotary":
             size += patches * self.attention_dim * (4 * self.depth + 16)
         if self.positions == "relative" or self.attention != "global":
-            size += tokens**2 * (12 * self.depth + 32)
+            size += tokens**2 * ((12 if self.positions == "relative" else 4) * self.depth + 32)
         return size
 
     @property

@@ -53,7 +53,7 @@ def read_folder(folder: Path) -> Checkpoint:
         )
     try:
         config = KINDS[said["architecture"]].from_json(said["config"])
-        preprocess = Preprocess.from_json(said["preprocess"]) if said["preprocess"] is not None else None
+        preprocess = read_preprocess(said["preprocess"], config)
         labels = read_labels(said["labels"], config)
         temperature = read_temperature(said["temperature"])
         source, provenance = said["source"], dict(said["provenance"])
@@ -70,6 +70,15 @@ def read_folder(folder: Path) -> Checkpoint:
     tensors = {n: t for n, t in tensors.items() if not n.startswith(EXTRA)}
     check_tensors(folder / WEIGHTS, tensors, config)
     return Checkpoint(config, tensors, preprocess, labels, temperature, provenance, family, quirks, extras)
+
+
+def read_preprocess(said: Any, config: ModelConfig) -> Preprocess | None:
+    if said is None:
+        return None
+    preprocess = Preprocess.from_json(said)
+    if preprocess.size != config.image_size or preprocess.channels != config.in_channels:
+        raise ValueError(f"preprocess: the model takes {config.in_channels} channels of {config.image_size}")
+    return preprocess
 
 
 def read_labels(labels: Any, config: ModelConfig) -> tuple[str, ...] | None:
