@@ -51,8 +51,6 @@ class BigVision(Family):
         quirks: Fields = {"prefix": prefix, "scan": any(n.startswith(SCANNED) for n in tensors)}
         if quirks["scan"]:
             tensors = unstack(tensors)
-        if towers:
-            quirks["left_out"] = len(towers)
         return tensors, quirks
 
     def restore(self, tensors: Tensors, quirks: Fields) -> Tensors:

@@ -14,8 +14,8 @@ from .rules import Table
 Tensors = dict[str, Tensor]
 Fields = dict[str, Any]
 
-# Heads by width, for formats that do not say: the published sizes Ti S B L H g G, and DINOv2's giant.
-HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
+# Heads by width, for formats that do not say: the published Ti S B L H g G, SO400M, DINOv2's giant, timm's in-betweens.
+HEADS = {192: 3, 384: 6, 512: 8, 640: 10, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
 
 
 @dataclass
@@ -36,7 +36,6 @@ class Described:
     fields: Fields  # of ViTConfig
     preprocess: Fields = field(default_factory=dict)  # of Preprocess, without the size
     labels: tuple[str, ...] | None = None
-    quirks: Fields = field(default_factory=dict)  # what is needed to write the file as it was
     notes: list[str] = field(default_factory=list)  # what was assumed
 
 
