@@ -146,6 +146,8 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
         ("torchvision", {"positions": "rotary"}),
         ("torchvision", {"class_token": False, "pooling": "average"}),
         ("deit", {"num_registers": 1}),
+        ("deit", {"class_token": False, "pooling": "average"}),
+        ("deit", {"activation": "swiglu"}),
         ("dinov2", {}),  # has no head
     ],
 )
@@ -170,11 +172,64 @@ def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
     notes = write_checkpoint(tmp_path / "model.npz", checkpoint(), "google")
     assert any("activation=gelu_tanh" in note for note in notes)
     notes = write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
-    assert any("heads is not part of the file: 3" in note for note in notes)
+    assert "must add --num-heads 3" in notes[-1] and "--mean 0.5 0.5 0.5" in notes[-1] and "--crop 0.9" in notes[-1]
+    notes = write_checkpoint(tmp_path / "wide.npz", checkpoint(image_size=(32, 64)), "google")
+    assert "--image-size 32 64" in notes[-1]
+
+
+@pytest.mark.parametrize("family", ["google", "timm", "deit"])
+def test_a_grid_that_looks_square_with_its_class_token(family: str, tmp_path: Path) -> None:
+    """3x8 patches and a class token are 25 positions, which also look like 5x5 without one."""
+    out = tmp_path / ("m" + SUFFIX.get(family, ".safetensors"))
+    before = checkpoint(image_size=(24, 64))
+    notes = write_checkpoint(out, before, family)
+    assert "--image-size 24 64" in notes[-1]
+    after = read_checkpoint(out, num_heads=3, image_size=(24, 64))
+    assert (after.config.grid, after.config.num_positioned) == ((3, 8), 1)
+
+
+def test_only_a_model_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/precious.jpg").write_bytes(b"me")
+    with pytest.raises(CheckpointError, match=r"holds other things, too \(precious.jpg\)"):
+        write_checkpoint(tmp_path / "photos", checkpoint(), overwrite=True)
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(CheckpointError, match="file is a file, which this format does not write"):
+        write_checkpoint(tmp_path / "file", checkpoint(), overwrite=True)
+    assert (tmp_path / "photos/precious.jpg").read_bytes() == b"me" and (tmp_path / "file").read_text() == "text"
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_checkpoint(tmp_path / "link", checkpoint())
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real/model.json").exists()
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_that_training_tools_wrap(wrapper: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m.safetensors", checkpoint(), "timm")
+    tensors = {wrapper + n: t for n, t in find_source(tmp_path / "m.safetensors").tensors.items()}
+    torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "wrapped.pth")
+    assert torch.equal(
+        read_checkpoint(tmp_path / "wrapped.pth", num_heads=3).tensors["head.weight"],
+        checkpoint().tensors["head.weight"],
+    )
+
+
+def test_a_new_head_is_announced(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint())
+    assert "9 classes, all zeros" in read_checkpoint(tmp_path / "model", num_classes=9).notes[-1]
+    assert not read_checkpoint(tmp_path / "model", num_classes=4).notes
+
+
+def test_what_was_assumed_is_what_is_used(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m.npz", checkpoint(), "google")
+    note = read_checkpoint(tmp_path / "m.npz", image_size=64).notes[0]
+    assert "squash to 64x64" in note
+    stated = read_checkpoint(tmp_path / "m.npz").stated(crop=0.5, resize="cover")
+    assert len(stated.notes) == 1 and "as stated: resize to 64x64, crop 32x32" in stated.notes[0]
 
 
 def test_the_output_name_must_fit_the_format(tmp_path: Path) -> None:
-    for name, family in {"model.pth": "google", "model.npz": "torchvision", "model": "deit", "m.npz": "timm"}.items():
+    names = {"model.pth": "google", "model.npz": "torchvision", "model": "deit", "m.npz": "timm"}
+    for name, family in {**names, "m.pth": "patchword", "m.safetensors": "transformers"}.items():
         with pytest.raises(ConversionError, match="is written to"):
             write_checkpoint(tmp_path / name, checkpoint(), family)
 
@@ -204,7 +259,7 @@ def test_a_trunk_without_its_head_is_no_classifier(tmp_path: Path) -> None:
 
 def test_ambiguous_heads_are_asked_for(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
-    with pytest.raises(CheckpointError, match=r"num_heads=3 in Python or --num-heads 3"):
+    with pytest.raises(CheckpointError, match=r"num_heads=8 in Python or --num-heads 8"):
         read_checkpoint(tmp_path / "model.pth")
     assert read_checkpoint(tmp_path / "model.pth", num_heads=6).config.num_heads == 6
 

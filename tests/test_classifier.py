@@ -129,6 +129,15 @@ def test_a_folder_in_which_nothing_can_be_read(tmp_path: Path) -> None:
         evaluate(Classifier(colour_checkpoint()), tmp_path)
 
 
+def test_what_is_no_picture() -> None:
+    classifier = Classifier(colour_checkpoint())
+    with pytest.raises(ImageError, match="Image.fromarray.*not ndarray"):
+        classifier(np.zeros((8, 8, 3)))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="top must be at least 1"):
+        classifier(Image.new("RGB", (8, 8)), top=0)
+    assert repr(classifier) == "Classifier(ViTConfig, 3 classes, 16x16)"
+
+
 def test_models_that_cannot_classify() -> None:
     good = colour_checkpoint()
     with pytest.raises(ConfigError, match="no head"):

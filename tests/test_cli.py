@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import patchword
 from patchword import cli
 from patchword.checkpoints import read_checkpoint, write_checkpoint
 from test_checkpoints import checkpoint as small_checkpoint
@@ -147,12 +148,17 @@ def test_a_hub_reference(tmp_path: Path) -> None:
         (["convert", "MODEL", "OUT", "--to", "google"], "is written to a file named *.npz"),
         (["convert", "MODEL", "OUT", "--to", "jax"], "jax"),
         (["predikt", "MODEL"], "predict"),
-        (["predict", "MODEL", "a.png", "--topp", "3"], "--top"),
+        (["predict", "MODEL", "a.png", "--topp", "3"], "Did you mean --top?"),
+        (["predict", "MODEL", "a.png", "--num-head", "3"], "Did you mean --num-heads?"),
+        (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], "exists already"),
+        (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "on the scale 0..1"),
+        (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "needs a value"),
         (["predict", "hf:nonsense", "a.png"], "hf:nonsense"),
     ],
 )
 def test_mistakes_get_a_sentence_and_code_2(arguments: list[str], said: str, model: Path, data: Path) -> None:
     names = {"MODEL": str(model), "DATA": str(data), "DATA/red": str(data / "red"), "OUT": str(data / "out")}
+    names["DATA/red/a.png"] = str(data / "red/a.png")
     result = run(*[names.get(a, a) for a in arguments])
     output = result.stderr + result.stdout
     assert result.returncode == 2, output
@@ -177,10 +183,23 @@ def test_top1_on_imagenet_is_the_published_one(ti16: Path, imagenet: Path) -> No
 
 def test_fields_from_the_command_line() -> None:
     rest, fields = cli.take_fields(
-        "predict m a.png --image-size 32 64 --top 3 --pooling average --norm-eps=1e-5 --class-token false".split()
+        "predict m --image-size 32 64 a.png --top 3 --pooling average --norm-eps=1e-5 --class-token false "
+        "--mean 0.5 0.4 0.3 b.png --std=0.5".split()
     )
-    assert rest == ["predict", "m", "a.png", "--top", "3"]
-    assert fields == {"image_size": [32, 64], "pooling": "average", "norm_eps": 1e-5, "class_token": False}
+    assert rest == ["predict", "m", "a.png", "--top", "3", "b.png"]
+    model_fields = {"image_size": [32, 64], "pooling": "average", "norm_eps": 1e-5, "class_token": False}
+    assert fields == {**model_fields, "mean": [0.5, 0.4, 0.3], "std": 0.5}
+
+
+def test_labels_must_be_a_list(model: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.json").write_text('{"0": "a"}')
+    result = run("predict", model, data / "red/a.png", "--labels", tmp_path / "labels.json")
+    assert result.returncode == 2 and "must be a JSON list" in result.stderr
+
+
+def test_as_a_module() -> None:
+    result = subprocess.run([sys.executable, "-m", "patchword", "--version"], capture_output=True, text=True)
+    assert result.stdout.strip() == patchword.__version__
 
 
 def test_torch_is_not_needed_for_help() -> None:

@@ -362,7 +362,7 @@ def test_between_pillows_warning_and_our_limit_nothing_is_said() -> None:
 def test_a_programs_own_policy_on_bombs_is_kept() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with pytest.raises(ImageError, match="MAX_IMAGE_PIXELS"):
+        with pytest.raises(ImageError, match="far more pixels"):
             load_image(png_bomb(9500, 10000))
 
 

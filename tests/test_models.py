@@ -161,8 +161,12 @@ def test_patches_as_data() -> None:
 
 
 def test_a_wrong_image_size_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"\(3, 32, 32\), not \(3, 40, 32\)"):
+    with pytest.raises(ConfigError, match=r"\(B, 3, 32, 32\), not \(1, 3, 40, 32\).* another image_size"):
         make()(torch.zeros(1, 3, 40, 32))
+    with pytest.raises(ConfigError, match="another in_channels"):
+        make()(torch.zeros(1, 1, 32, 32))
+    with pytest.raises(ConfigError, match=r"not \(1, 16, 191\)"):
+        make()(torch.zeros(1, 16, 191))
 
 
 # Positions
@@ -277,6 +281,11 @@ def test_two_heads_are_averaged() -> None:
     first, second = model.forward_distilled(pictures(model))
     assert (first - second).abs().max() > 0.01
     torch.testing.assert_close(model(pictures(model)), (first + second) / 2)
+
+
+def test_a_model_without_two_heads_says_so() -> None:
+    with pytest.raises(ConfigError, match="distillation=True"):
+        make().forward_distilled(torch.zeros(1, 3, 32, 32))
 
 
 def test_pre_logits_is_a_tanh_layer() -> None:

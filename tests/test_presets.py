@@ -59,6 +59,11 @@ def test_any_patch_size() -> None:
     assert isinstance(config, ViTConfig) and config.grid == (4, 4)
 
 
+def test_a_near_miss_gets_a_hint() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'B/16'"):
+        preset("ViT-B/16")
+
+
 @pytest.mark.parametrize("name", ["B16", "X/16", "b/16", "B/", "R50", "", "B/16x"])
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="Known: Ti/16"):

@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from .presets import preset
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 

@@ -70,6 +70,11 @@ class Classifier:
         """From any model reference; `fields` are model fields that adapt or explain it, as in `pw.load`."""
         return cls(read_checkpoint(reference, **fields))
 
+    def __repr__(self) -> str:
+        config = self.checkpoint.config
+        size = "x".join(map(str, config.image_size))
+        return f"Classifier({type(config).__name__}, {config.num_classes} classes, {size})"
+
     def __call__(self, image: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
         """Classifies one picture: a path, the bytes of a file, or a Pillow image."""
         pixels = self.pixels(image)
@@ -81,8 +86,13 @@ class Classifier:
         mode = self.preprocess.mode
         if isinstance(image, Image.Image):
             image = to_mode(image, mode)
-        else:
+        elif isinstance(image, str | Path | bytes):
             image = load_image(image, mode=mode, at_least=self.preprocess.resized_to)
+        else:
+            kind = type(image).__name__
+            raise ImageError(
+                f"A picture is a path, the bytes of a file, or a Pillow image (Image.fromarray), not {kind}."
+            )
         return torch.from_numpy(self.preprocess.pixels(image))
 
     def logits(self, pixels: Tensor) -> Tensor:
@@ -90,6 +100,8 @@ class Classifier:
         return self.model(self.preprocess.normalise(pixels)) / self.checkpoint.temperature
 
     def prediction(self, logits: Tensor, top: int = 5) -> Prediction:
+        if top < 1:
+            raise ConfigError(f"top must be at least 1, not {top}.")
         values, indices = logits.softmax(dim=-1).topk(min(top, len(self.labels)))
         pairs = zip(indices.tolist(), values.tolist(), strict=True)
         return Prediction(tuple(Score(self.labels[i], i, p) for i, p in pairs))

@@ -5,6 +5,8 @@ request, 3 done but some inputs could not be read.
 """
 
 import dataclasses
+import difflib
+import inspect
 import json as json_format
 import sys
 import typing
@@ -61,16 +63,20 @@ class Reading:
         """The checkpoint with these corrections; what was assumed goes to standard error."""
         from .checkpoints import read_checkpoint
 
-        checkpoint = read_checkpoint(reference, **MODEL_FIELDS)
+        fields = {n: v for n, v in TAKEN.items() if n not in STATISTICS}
+        changes = {n: getattr(self, n) for n in ("crop", "resize", "interpolation")}
+        changes |= {n: as_list(v) for n, v in TAKEN.items() if n in STATISTICS}
+        labels = read_labels(self.labels) if self.labels else None
+        checkpoint = read_checkpoint(reference, **fields)
+        checkpoint = checkpoint.stated(labels, **{n: v for n, v in changes.items() if v is not None})
         for note in checkpoint.notes:
             say(f"note: {note}")
-        changes = {n: getattr(self, n) for n in ("mean", "std", "crop", "resize", "interpolation")}
-        labels = read_labels(self.labels) if self.labels else None
-        return checkpoint.stated(labels, **{n: v for n, v in changes.items() if v is not None})
+        return checkpoint
 
 
 NOTHING = Reading()
-MODEL_FIELDS: dict[str, Any] = {}  # what take_fields found on the command line
+STATISTICS = ("mean", "std")
+TAKEN: dict[str, Any] = {}  # what take_fields found on the command line
 
 
 def predict(
@@ -80,6 +86,7 @@ def predict(
     top: int = 5,
     json: Flag = False,
     csv: Annotated[Path | None, words("FILE")] = None,
+    overwrite: Flag = False,
 ) -> int:
     """Classify pictures.
 
@@ -90,7 +97,12 @@ def predict(
         top: how many classes to show
         json: one JSON document on standard output, nothing else
         csv: write a table, one row for each picture
+        overwrite: replace the table if it is there
     """
+    if top < 1:
+        raise ConfigError(f"--top must be at least 1, not {top}.")
+    if csv and csv.exists() and not overwrite:
+        raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
     from .classifier import Classifier
     from .evaluation import predict as prediction
 
@@ -105,7 +117,7 @@ def predict(
         print(json_format.dumps(rows, indent=2))
     elif not csv:
         print_predictions(rows)
-    return report_unread([(row["path"], row["error"]) for row in rows if "error" in row])
+    return report_unread([(row["path"], row["error"]) for row in rows if "error" in row], len(rows))
 
 
 def evaluate(
@@ -138,7 +150,7 @@ def evaluate(
         print(json_format.dumps(result.to_json(), indent=2))
     else:
         print_evaluation(result.figures, result.images_per_second)
-    return report_unread(result.skipped)
+    return report_unread(result.skipped, total)
 
 
 def convert(
@@ -153,9 +165,10 @@ def convert(
     Example: patchword convert ViT-B_16.npz vit-b16 --to transformers
 
     Args:
-        out: a folder (patchword, timm, transformers), *.npz (google, big_vision) or *.pth (torchvision, deit, dinov2)
+        out: a folder (patchword, transformers, timm; timm also *.safetensors or *.pth), *.npz (google, big_vision) or
+            *.pth (torchvision, deit, dinov2)
         to: the format to write
-        overwrite: replace what is there
+        overwrite: replace a model that is there
     """
     from .checkpoints import write_checkpoint
 
@@ -178,10 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print(__version__)
             sys.exit(0)
-        rest, fields = take_fields(typed)
-        MODEL_FIELDS.clear()
-        MODEL_FIELDS.update(fields)
-        description = "Vision Transformers you can train on a laptop, see through, trust, and ship."
+        rest, taken = take_fields(typed)
+        TAKEN.clear()
+        TAKEN.update(taken)
+        description = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
         code = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="patchword", description=description, args=rest)
     except PatchwordError as error:
         say(f"patchword: {error}")
@@ -196,38 +209,59 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def take_fields(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Takes the fields of the model (--num-heads 3) out of a command line."""
-    hints = typing.get_type_hints(ViTConfig)
-    names = {"--" + f.name.replace("_", "-"): f.name for f in dataclasses.fields(ViTConfig)}
+    """Takes the fields of the model (--num-heads 3) and the statistics (--mean 0.5 0.5 0.5) out of a command line.
+
+    A flag of several numbers takes numbers only, so that the name of a picture may follow it.
+    """
+    hints = {**typing.get_type_hints(ViTConfig), **dict.fromkeys(STATISTICS, tuple[float, ...])}
+    names = {"--" + name.replace("_", "-"): name for name in hints}
     rest: list[str] = []
-    fields: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
     i = 0
     while i < len(words):
         word, equals, value = words[i].partition("=")
         i += 1
         name = names.get(word.replace("_", "-"))
         if name is None:
+            check_option(word, names)
             rest.append(words[i - 1])
             continue
         values = [value] if equals else []
-        while not equals and i < len(words) and not words[i].startswith("--") and len(values) < most(hints[name]):
+        several = typing.get_origin(hints[name]) is tuple
+        while not equals and i < len(words) and (is_number(words[i]) if several else not values):
             values.append(words[i])
             i += 1
-        fields[name] = parse_field(word, values)
-    return rest, fields
+        taken[name] = parse_field(word, values)
+    return rest, taken
 
 
-def most(hint: Any) -> int:
-    """How many words a field may take."""
-    if typing.get_origin(hint) is not tuple:
-        return 1
-    return 8 if typing.get_args(hint)[-1] is ... else 2
+def check_option(word: str, names: dict[str, str]) -> None:
+    """Refuses a flag that no command and no model has, with the nearest that there is."""
+    parameters = {p for command in COMMANDS.values() for p in inspect.signature(command).parameters}
+    own = {"--" + n.replace("_", "-") for n in parameters | {f.name for f in dataclasses.fields(Reading)}}
+    if not word.startswith("--") or word.replace("_", "-") in own | {"--help", "--version"}:
+        return
+    near = difflib.get_close_matches(word, sorted(own | set(names)), n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"There is no option {word}.{hint} Each command lists its own with --help.")
+
+
+def is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def parse_field(flag: str, values: list[str]) -> Any:
     """Words as JSON where they are JSON (3, 1e-6, true), else as text; the config checks what they mean."""
     if not values:
-        raise ConfigError(f"{flag} needs a value.")
+        raise ConfigError(f"{flag} needs a value (a number, or numbers with spaces between them, if it is a size).")
     parsed = []
     for value in values:
         try:
@@ -242,11 +276,14 @@ def read_labels(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The labels in {path} cannot be read ({error}).") from None
-    if text.lstrip().startswith("["):
+    if path.suffix == ".json" or text.lstrip().startswith(("[", "{")):
         try:
-            return [str(label) for label in json_format.loads(text)]
+            labels = json_format.loads(text)
         except ValueError as error:
             raise ConfigError(f"The labels in {path} are not a JSON list ({error}).") from None
+        if not isinstance(labels, list):
+            raise ConfigError(f"The labels in {path} must be a JSON list of names in class order, or a line each.")
+        return [str(label) for label in labels]
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -297,11 +334,11 @@ def print_evaluation(figures: dict[str, Any], speed: float) -> None:
     say(f"{speed:.1f} pictures per second")
 
 
-def report_unread(unread: list[tuple[str, str]]) -> int:
+def report_unread(unread: list[tuple[str, str]], total: int) -> int:
     for _, reason in unread:
         say(reason)
     if unread:
-        say(f"{len(unread)} could not be read; the rest is done.")
+        say(f"{len(unread)} of {total} pictures could not be read.")
     return 3 if unread else 0
 
 

@@ -91,10 +91,11 @@ def cast(value: Any, hint: Any) -> Any:
 
 
 def cast_tuple(value: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    if arguments == (int, int) and isinstance(value, int):  # a square size may be given as one number
+    if arguments == (int, int) and isinstance(value, int | float):  # a square size may be given as one number
         value = (value, value)
     if not isinstance(value, list | tuple):
-        raise TypeError(f"{value!r} is not a list")
+        pair = arguments == (int, int)
+        raise TypeError(f"{value!r} is not {'one whole number or two (height, width)' if pair else 'a list'}")
     if arguments[-1:] == (...,):
         return tuple(cast(v, arguments[0]) for v in value)
     if len(value) != len(arguments):

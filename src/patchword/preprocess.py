@@ -72,6 +72,8 @@ class Preprocess(JsonConfig):
             len(self.mean) in _MODES,
             f"preprocess.mean must have 1 number (greyscale) or 3 numbers (RGB), not {len(self.mean)}.",
         )
+        on_scale = all(0 <= m <= 1 for m in self.mean) and max(self.std, default=0) <= 2
+        self.require(on_scale, f"preprocess.mean {self.mean} and std {self.std} must be on the scale 0..1, not 0..255.")
         self.require(min(self.std) > 0, f"preprocess.std must be above 0, since pixels are divided by it: {self.std}.")
         self.require(
             max(self.size) <= MAX_SIZE * self.crop,
@@ -93,6 +95,14 @@ class Preprocess(JsonConfig):
         """(height, width) that a picture is resized to, or to cover, before the crop."""
         # The addend: 224 / (224 / 248) must give 248, although the fraction is rounded.
         return math.floor(self.size[0] / self.crop + 1e-6), math.floor(self.size[1] / self.crop + 1e-6)
+
+    def summary(self) -> str:
+        """In a line, for people."""
+        height, width = self.size
+        scale = f"squash to {height}x{width}"
+        if self.resize == "cover":
+            scale = f"resize to {self.resized_to[0]}x{self.resized_to[1]}, crop {height}x{width}"
+        return f"{scale}, {self.interpolation}, mean {self.mean}, std {self.std}"
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Geometry only: a uint8 array (H, W, C).

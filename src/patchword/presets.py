@@ -3,6 +3,7 @@
 Sizes are the paper's (tables 1 and 6) and those of the later AugReg paper for Ti, S and their hybrids.
 """
 
+import difflib
 import re
 from typing import Any
 
@@ -59,5 +60,8 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     elif match := re.fullmatch(r"(Ti|S|B|L|H)/(\d{1,4})", name):
         fields = {"patch_size": int(match[2]), **SIZES[match[1]]}
     else:
-        raise ConfigError(f"There is no model {name!r}. Known: {', '.join(PRESETS)}; any patch size, as in 'S/8'.")
+        near = difflib.get_close_matches(name.removeprefix("ViT-"), PRESETS, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        known = f"Known: {', '.join(PRESETS)}; any patch size, as in 'S/8'."
+        raise ConfigError(f"There is no model {name!r}.{hint} {known}")
     return ViTConfig.from_json({**fields, **changes})

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ViTConfig
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, ConversionError
 from ..models import Model
 from .checkpoint import Checkpoint
+from .convert import WRITABLE, write_foreign
+from .files import TENSOR_SUFFIXES
 from .folder import DESCRIPTION, read_folder, write_folder
-from .foreign import WRITABLE, read_foreign, write_foreign
+from .foreign import read_foreign
 
 __all__ = ["WRITABLE", "Checkpoint", "load", "read_checkpoint", "write_checkpoint"]
 
@@ -55,6 +57,8 @@ def write_checkpoint(
     """Writes a checkpoint in any format, whole or not at all; returns what that format cannot state."""
     out = expanded(out)
     if to == "patchword":
+        if out.suffix in TENSOR_SUFFIXES:
+            raise ConversionError(f"{out}: the patchword format is written to a folder.")
         write_folder(out, checkpoint, overwrite=overwrite)
         return []
     return write_foreign(out, checkpoint, to, overwrite=overwrite)

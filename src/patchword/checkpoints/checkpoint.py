@@ -53,7 +53,10 @@ class Checkpoint:
             preprocess = with_channels(preprocess, config.in_channels)
         if preprocess is not None:
             preprocess = replace(preprocess, size=config.image_size)
-        return replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess)
+        notes = self.notes
+        if config.num_classes not in (0, self.config.num_classes):
+            notes += (f"the head was replaced: {config.num_classes} classes, all zeros, so it must be trained.",)
+        return replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess, notes=notes)
 
     def stated(self, labels: Sequence[str] | None = None, **preprocess: Any) -> "Checkpoint":
         """With labels or fields of the preprocessing as the caller states them, whatever the file says."""
@@ -65,7 +68,10 @@ class Checkpoint:
         if preprocess:
             if self.preprocess is None:
                 raise ConfigError(f"A model of {self.config.in_channels} channels has no preprocessing to change.")
-            result = replace(result, preprocess=self.preprocess.replace(**preprocess))
+            changed = self.preprocess.replace(**preprocess)
+            notes = tuple(note for note in self.notes if "how images are prepared" not in note)
+            notes += (f"images are prepared as stated: {changed.summary()}.",)
+            result = replace(result, preprocess=changed, notes=notes)
         return result
 
 

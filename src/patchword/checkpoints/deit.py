@@ -1,6 +1,6 @@
 """facebookresearch/deit's .pth files: DeiT, distilled DeiT (two heads) and DeiT III (LayerScale)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config import ViTConfig
 from .family import Described, Family, Fields, Source, Tensors, guess_heads
@@ -18,6 +18,12 @@ OWN: Table = {
 class DeiT(Family):
     name = "deit"
     suffix = ".pth"
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "class_token": (True,),
+        "pooling": ("class",),
+        "positions": ("learned",),
+        "activation": ("gelu", "gelu_tanh"),
+    }
     defaults: ClassVar[Fields] = {"position_resample": "transformers"}  # plain bicubic, in both
     preprocess: ClassVar[Fields] = {"crop": 0.875, "statistics": "imagenet"}
 
@@ -33,7 +39,8 @@ class DeiT(Family):
     def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:
         fields = {**self.defaults, **tensor_fields(tensors)}
         fields["num_heads"] = guess_heads(fields["embed_dim"], given, source.path.name)
-        return Described(fields | positions_of(tensors, fields, given, None))
+        without_class = fields.get("layer_scale") is not None  # DeiT III
+        return Described(fields | positions_of(tensors, fields, given, without_class))
 
     def positioned(self, config: ViTConfig) -> int:
         """DeiT III gives the class token no position, DeiT does."""

@@ -1,6 +1,6 @@
 """facebookresearch/dinov2's .pth backbones, with and without registers, GELU or SwiGLU; they have no head."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config import ViTConfig
 from .deit import NO_DEIT
@@ -18,6 +18,12 @@ SWIGLU = {"blocks.{}.mlp.fc1": Rule("blocks.{}.mlp.w12"), "blocks.{}.mlp.fc2": R
 class DINOv2(Family):
     name = "dinov2"
     suffix = ".pth"
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "class_token": (True,),
+        "pooling": ("class",),
+        "positions": ("learned",),
+        "num_classes": (0,),
+    }
     defaults: ClassVar[Fields] = {"layer_scale": 1.0, "num_classes": 0}
     preprocess: ClassVar[Fields] = {"crop": 0.875, "statistics": "imagenet"}
     unused: ClassVar[dict[str, str]] = {"mask_token": "mask_token"}
@@ -33,7 +39,7 @@ class DINOv2(Family):
         # The register models were made with another, antialiased rule: the same as timm's.
         fields["position_resample"] = "timm" if fields["num_registers"] else "dinov2"
         counted = {**fields, "num_registers": 0}  # registers have no position
-        return Described(fields | positions_of(tensors, counted, given, None))
+        return Described(fields | positions_of(tensors, counted, given, no_embed_class=False))
 
     def restore(self, tensors: Tensors, quirks: Fields) -> Tensors:
         """DINOv2's own code wants a mask token, used in pre-training only: zeros, as it begins, where there is none."""

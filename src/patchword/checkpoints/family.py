@@ -47,6 +47,7 @@ class Family:
     writes: ClassVar[bool] = True
     defaults: ClassVar[Fields] = {}  # what the format implies where it does not say
     preprocess: ClassVar[Fields] = {}  # the documented evaluation transform
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {}  # what its models always are: allowed values of fields
     unused: ClassVar[dict[str, str]] = {}  # tensors that play no part in inference, carried along: our name, theirs
 
     def recognises(self, source: Source) -> bool:
@@ -98,9 +99,10 @@ def guess_heads(width: int, given: Fields, where: str) -> int:
     if "num_heads" in given:
         return int(given["num_heads"])
     if width not in HEADS:
+        example = next(h for h in (width // 64, 8, 6, 4, 3, 2, 1) if h and width % h == 0)
         raise CheckpointError(
-            f"{where} does not say how many attention heads a model of width {width} has. "
-            "Give num_heads, for example num_heads=3 in Python or --num-heads 3 on the command line."
+            f"{where} does not say how many attention heads a model of width {width} has. Give num_heads, "
+            f"for example num_heads={example} in Python or --num-heads {example} on the command line."
         )
     return HEADS[width]
 

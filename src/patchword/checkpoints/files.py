@@ -26,6 +26,7 @@ from ..errors import CheckpointError, PatchwordError
 Tensors = dict[str, Tensor]
 
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+MODEL_FILES = ("model.safetensors", "model.json", "config.json", "preprocessor_config.json")
 MOST_NESTED = 32  # levels of a JSON file; no checkpoint's has more than five
 
 
@@ -98,6 +99,9 @@ def read_npy(file: Any, size: int) -> Tensor:
 
 def read_pth(path: Path) -> tuple[Tensors, bool]:
     """A pickled state dict, by torch's restricted reader only: anything but plain data is refused, never run."""
+    with path.open("rb") as file:
+        if file.read(2) not in (b"PK", *(bytes([0x80, version]) for version in range(2, 6))):
+            raise CheckpointError(f"{path} is not a file that torch.save wrote, whatever its name says.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about odd zip entries before it refuses them
         try:
@@ -181,11 +185,15 @@ def sha256(path: Path) -> str:
 def atomic_output(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder beside `target`; what stands at `target.name` in it when all went well becomes `target`.
 
-    A crash, a kill or a full disk leaves `target` as it was.
+    A crash, a kill or a full disk leaves `target` as it was. Only a file, or a folder that holds nothing but a model,
+    is ever overwritten.
     """
     try:
+        target = target.resolve()
         if target.exists() and not overwrite:
-            raise CheckpointError(f"{target} exists already. Choose another name, or allow it to be overwritten.")
+            raise CheckpointError(f"{target} exists already. Choose another name, or add --overwrite (overwrite=True).")
+        if target.is_dir() and (others := sorted(p.name for p in target.iterdir() if p.name not in MODEL_FILES)):
+            raise CheckpointError(f"{target} holds other things, too ({', '.join(others[:3])}): it is not overwritten.")
         target.parent.mkdir(parents=True, exist_ok=True)
         workplace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except (OSError, ValueError) as error:
@@ -193,6 +201,9 @@ def atomic_output(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     try:
         made = workplace / target.name
         yield made
+        if target.exists() and target.is_dir() != made.is_dir():
+            kind = "a folder" if target.is_dir() else "a file"
+            raise CheckpointError(f"{target} is {kind}, which this format does not write: it is not overwritten.")
         for path in [made, *made.rglob("*")] if made.is_dir() else [made]:
             sync(path)
         put(made, target, workplace / "old")

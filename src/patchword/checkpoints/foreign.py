@@ -1,25 +1,22 @@
-"""Every other project's checkpoints: recognised by their tensor names, read into ours, written as they are there."""
+"""Every other project's checkpoints: recognised by their tensor names, read into ours."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from ..config import ViTConfig
 from ..data.imagenet import imagenet_classes
-from ..errors import CheckpointError, ConfigError, ConversionError
+from ..errors import CheckpointError, ConfigError
 from ..models import tensor_shapes
 from ..models.adapt import ADAPTED, FREE
 from ..preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from .big_vision import BigVision
-from .checkpoint import Checkpoint, place_positions
+from .checkpoint import Checkpoint
 from .deit import DeiT
 from .dinov2 import DINOv2
-from .family import Described, Family, Fields, Source, Tensors
-from .files import TENSOR_SUFFIXES, atomic_output, read_json, read_tensors, write_json, write_tensors
+from .family import Described, Family, Fields, Source
+from .files import TENSOR_SUFFIXES, read_json, read_tensors
 from .google import Google
-from .rules import listed, to_ours, to_theirs
+from .rules import listed, to_ours
 from .timm import Timm
 from .torchvision import Torchvision
 from .transformers import Transformers
@@ -30,11 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     *(Google(), BigVision(), Transformers(), Torchvision(), ViTPytorch()),
     *(DINOv2(), DeiT(), Timm()),
 )
-WRITABLE = tuple(f.name for f in FAMILIES if f.writes)
-# These are not about the weights; a format need not hold them.
-UNSTATED = {"position_resample", "dropout", "drop_path", "patch_dropout", "checkpoint_blocks", "window"}
-# A format that implies another value for these still holds the weights: the outputs differ a little.
-NUMERIC = {"activation", "norm_eps", "standardisation"}
+WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
 
 
 def read_foreign(path: Path, given: Fields) -> Checkpoint:
@@ -48,15 +41,18 @@ def read_foreign(path: Path, given: Fields) -> Checkpoint:
         described = family.describe(source, tensors, given)
         config = ViTConfig.from_json({**described.fields, **declared})
         state = to_ours(tensors, config, family.table(config), family.name, tensor_shapes(config))
-        preprocess, preprocess_notes = make_preprocess(family, described, config)
+        preprocess = make_preprocess(family, described, config)
         labels, label_notes = make_labels(described, config)
     except (ConfigError, CheckpointError) as error:
         raise CheckpointError(f"{source.path} ({family.name}): {error}") from None
-    notes = (*described.notes, *preprocess_notes, *label_notes)
     checkpoint = Checkpoint(config, state, preprocess, labels, family=family.name, quirks=quirks, extras=extras)
-    changes = {k: v for k, v in given.items() if k in ADAPTED | FREE}
+    checkpoint = checkpoint.adapted(**{k: v for k, v in given.items() if k in ADAPTED | FREE})
+    notes = (*described.notes, *label_notes, *checkpoint.notes)
+    if "mean" not in described.preprocess and checkpoint.preprocess is not None:
+        text = f"the file does not say how images are prepared; {family.name}'s default: "
+        notes = (text + checkpoint.preprocess.summary() + ".", *notes)
     provenance = {"read_from": source.path.name, "family": family.name, "assumed": list(notes)}
-    return Checkpoint(**{**vars(checkpoint.adapted(**changes)), "notes": notes, "provenance": provenance})
+    return replace(checkpoint, notes=notes, provenance=provenance)
 
 
 def find_source(path: Path) -> Source:
@@ -80,6 +76,9 @@ def find_source(path: Path) -> Source:
     for file in files:
         more, wrapped = read_tensors(file)
         tensors.update(more)
+    for wrapper in WRAPPERS:
+        if all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): t for name, t in tensors.items()}
     config = optional_json(folder / "config.json")
     belongs = "model_type" in config or "architecture" in config  # not just any config.json
     processor = optional_json(folder / "preprocessor_config.json")
@@ -108,10 +107,10 @@ def recognise(source: Source) -> Family:
     )
 
 
-def make_preprocess(family: Family, described: Described, config: ViTConfig) -> tuple[Preprocess | None, list[str]]:
-    """What the checkpoint says of its preprocessing, else what the family documents."""
+def make_preprocess(family: Family, described: Described, config: ViTConfig) -> Preprocess | None:
+    """What the checkpoint says of its preprocessing, else what the family documents; None if these are no pictures."""
     if config.in_channels not in (1, 3):
-        return None, [f"{config.in_channels} channels: these are no pictures, so there is no preprocessing."]
+        return None
     fields: Fields = {**family.preprocess, **described.preprocess}
     imagenet = fields.pop("statistics", None) == "imagenet"
     fields.setdefault("mean", IMAGENET_MEAN if imagenet else HALF)
@@ -120,19 +119,7 @@ def make_preprocess(family: Family, described: Described, config: ViTConfig) -> 
     for name in ("mean", "std"):
         if fields[name] and len(fields[name]) != config.in_channels:
             fields[name] = (sum(fields[name]) / len(fields[name]),) * config.in_channels
-    preprocess = Preprocess(size=config.image_size, **fields)
-    if "mean" in described.preprocess:
-        return preprocess, []
-    return preprocess, [
-        f"the file does not say how images are prepared; {family.name}'s default: {summary(preprocess)}."
-    ]
-
-
-def summary(preprocess: Preprocess) -> str:
-    scale = (
-        "squash" if preprocess.resize == "squash" else f"resize {preprocess.resized_to[0]}, crop {preprocess.size[0]}"
-    )
-    return f"{scale}, {preprocess.interpolation}, mean {preprocess.mean}, std {preprocess.std}"
+    return Preprocess(size=config.image_size, **fields)
 
 
 def make_labels(described: Described, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -143,90 +130,3 @@ def make_labels(described: Described, config: ViTConfig) -> tuple[tuple[str, ...
     if config.num_classes == 1000:
         return tuple(name for _, name in imagenet_classes()), ["1000 classes without names: taken to be ImageNet-1k."]
     return None, []
-
-
-def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bool = False) -> list[str]:
-    """Writes the model as that family's own code reads it; returns what the format cannot state.
-
-    The file is read back and compared before it gets its name, so a format that cannot hold the model is refused.
-    """
-    family = next((f for f in FAMILIES if f.name == name and f.writes), None)
-    if family is None:
-        raise ConversionError(f"There is no format {name!r} to write. Known: patchword, {', '.join(WRITABLE)}.")
-    if not isinstance(checkpoint.config, ViTConfig):
-        raise ConversionError(f"The {name} format holds Vision Transformers, not ResNets.")
-    check_suffix(out, family)
-    tensors, config = place_positions(checkpoint.tensors, checkpoint.config, family.positioned(checkpoint.config))
-    quirks = checkpoint.quirks if checkpoint.family == name else {}
-    try:
-        theirs = to_theirs(tensors, config, family.table(config), name)
-        theirs |= {family.unused[n]: t for n, t in checkpoint.extras.items() if n in family.unused}
-        theirs = family.restore(theirs, quirks)
-        sidecars = family.sidecars(config, checkpoint.labels, preprocess_fields(checkpoint))
-    except KeyError as error:
-        raise ConversionError(f"The {name} format has no word for {error}.") from None
-    with atomic_output(out, overwrite=overwrite) as made:
-        write(made, theirs, sidecars, wrapped=name == "deit" and not quirks.get("bare"))
-        return compare(made, name, tensors, config)
-
-
-def check_suffix(out: Path, family: Family) -> None:
-    wanted = (family.suffix,) if family.suffix else (".safetensors", ".pth")
-    if out.suffix in wanted or (not family.suffix and out.suffix not in TENSOR_SUFFIXES):
-        return
-    place = f"a file named *{family.suffix}" if family.suffix else "a folder, or a file named *.safetensors or *.pth"
-    raise ConversionError(f"{out}: the {family.name} format is written to {place}.")
-
-
-def compare(made: Path, name: str, tensors: Tensors, config: ViTConfig) -> list[str]:
-    """What was written, read as a stranger would: raises where it is another model, returns what must be told."""
-    bare = made.is_file()
-    told = {"num_heads": config.num_heads, "head_dim": config.attention_dim} if bare else {}
-    try:
-        again = read_foreign(made, {**told, "image_size": config.image_size})
-    except CheckpointError as error:
-        raise ConversionError(f"The {name} format cannot hold this model: {error}") from None
-    before, after = comparable(config), comparable(again.config)
-    changed = [k for k in before if before[k] != after.get(k)]
-    wrong = [f"{k}={before[k]!r}" for k in changed if k not in NUMERIC or before[k] == "swiglu"]
-    same = tensors.keys() == again.tensors.keys() and all(torch.equal(t, again.tensors[n]) for n, t in tensors.items())
-    if again.family != name or wrong or not same:
-        raise ConversionError(f"The {name} format cannot hold a model with {', '.join(wrong) or 'these tensors'}.")
-    notes = [
-        f"{name} code computes with {k}={after[k]}, this model with {before[k]}: outputs differ a little there."
-        for k in changed
-    ]
-    if bare:
-        notes.append("labels and preprocessing are not part of the file; keep the patchword folder for them.")
-        if name not in ("google", "big_vision"):
-            notes.append(f"the number of heads is not part of the file: {config.num_heads}.")
-    return notes
-
-
-def comparable(config: Any) -> Fields:
-    """A config's fields with what follows from others filled in, without what is not about the weights."""
-    fields = {k: v for k, v in config.to_json().items() if k not in UNSTATED}
-    fields |= {"head_dim": config.attention_dim, "position_prefix": config.num_positioned}
-    if config.stem != "resnet":
-        del fields["standardisation"]
-    return fields | {"layer_scale": config.layer_scale is not None}
-
-
-def write(made: Path, tensors: Tensors, sidecars: dict[str, Fields], *, wrapped: bool) -> None:
-    if made.suffix in TENSOR_SUFFIXES:
-        write_tensors(made, tensors, wrapped=wrapped)
-        return
-    made.mkdir()
-    write_tensors(made / "model.safetensors", tensors)
-    for name, content in sidecars.items():
-        write_json(made / name, content)
-
-
-def preprocess_fields(checkpoint: Checkpoint) -> dict[str, Any]:
-    if checkpoint.preprocess is not None:
-        return asdict(checkpoint.preprocess)
-    count = checkpoint.config.in_channels  # not pictures: neutral statistics
-    return asdict(Preprocess(size=checkpoint.config.image_size, mean=HALF, std=HALF)) | {
-        "mean": (0.0,) * count,
-        "std": (1.0,) * count,
-    }

@@ -4,7 +4,7 @@ import re
 from typing import Any, ClassVar
 
 from ..config import MOST_STAGES, ViTConfig
-from .family import Described, Family, Fields, Source, Tensors, count_blocks, image_size_for, prefix_positions, shape_of
+from .family import Described, Family, Fields, Source, Tensors, count_blocks, image_size_for, shape_of
 from .rules import Flax, FlaxConv, FlaxDense, FlaxHeads, FlaxMerge, FlaxPatch, Rule, Table
 
 BLOCK = "Transformer/encoderblock_{}"
@@ -45,6 +45,7 @@ TABLE: Table = {
 class Google(Family):
     name = "google"
     suffix = ".npz"
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {"positions": ("learned",), "pooling": ("class", "average")}
     defaults: ClassVar[Fields] = {"activation": "gelu_tanh", "standardisation": "google"}
     # vit_jax evaluates on the whole picture, scaled to a square.
     preprocess: ClassVar[Fields] = {"resize": "squash", "interpolation": "bilinear"}
@@ -75,7 +76,7 @@ class Google(Family):
         fields = {**self.defaults, **flax_sizes(tensors, ATTENTION, BLOCK + "/MlpBlock_3"), **hybrid(tensors)}
         fields |= {"class_token": "cls" in tensors, "pooling": "class" if "cls" in tensors else "average"}
         count = shape_of(tensors, TABLE["positions.table"].name, 3)[1]
-        fields["position_prefix"] = prefix_positions(count, int(fields["class_token"]))
+        fields["position_prefix"] = int(fields["class_token"])
         stem_stride = 4 * 2 ** max(0, len(fields["stem_layers"]) - 1) if "stem" in fields else 1
         stride = (fields["patch_size"][0] * stem_stride, fields["patch_size"][1] * stem_stride)
         fields["image_size"] = image_size_for(count - fields["position_prefix"], stride, given)

@@ -62,6 +62,7 @@ SIZE_NAMES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge
 
 class Timm(Family):
     name = "timm"
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {"positions": ("learned",), "pooling": tuple(POOLS.values())}
     defaults: ClassVar[Fields] = {"standardisation": "timm", "position_resample": "timm"}
     preprocess: ClassVar[Fields] = {"crop": 0.9}
 

@@ -1,7 +1,7 @@
 """torchvision's vit_b_16 ... vit_h_14 state dicts (.pth)."""
 
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config import ViTConfig
 from .family import Described, Family, Fields, Source, Tensors, count_blocks, guess_heads, image_size_for, shape_of
@@ -30,6 +30,11 @@ OLD_MLP = {"linear_1": "0", "linear_2": "3"}
 class Torchvision(Family):
     name = "torchvision"
     suffix = ".pth"
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "class_token": (True,),
+        "pooling": ("class",),
+        "positions": ("learned",),
+    }
     defaults: ClassVar[Fields] = {"position_resample": "torchvision"}
     preprocess: ClassVar[Fields] = {"crop": 0.875, "interpolation": "bilinear", "statistics": "imagenet"}
 

@@ -68,6 +68,11 @@ RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 class Transformers(Family):
     name = "transformers"
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "class_token": (True,),
+        "pooling": ("class", "class+average"),
+        "positions": ("learned",),
+    }
     defaults: ClassVar[Fields] = {"position_resample": "transformers", "norm_eps": 1e-12}
     preprocess: ClassVar[Fields] = {"resize": "squash", "interpolation": "bilinear"}
     unused: ClassVar[dict[str, str]] = {"mask_token": "embeddings.mask_token"}

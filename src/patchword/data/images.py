@@ -28,7 +28,8 @@ Mode = Literal["RGB", "L"]
 # (EPS calls Ghostscript) and decoders that hardly anyone tests.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .pnm".split(),
+    ".jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .pnm".split()
+    + ".heic .heif .avif".split(),  # not decoded, but pictures: whoever has them must be told
 )
 
 # A picture of this size takes 300 MB as RGB. A few kilobytes of file can announce a thousand times as much.
@@ -177,7 +178,7 @@ def _reason(error: Exception) -> str:
         case UnidentifiedImageError():
             return f"it is not a picture in a known format. Known are {', '.join(FORMATS)}."
         case Image.DecompressionBombError() | Image.DecompressionBombWarning():
-            return "it has more pixels than PIL.Image.MAX_IMAGE_PIXELS allows. Shrink it, or raise that limit."
+            return "it has far more pixels than are allowed. Shrink it first."
         case MemoryError():
             return "there is not enough memory for it. Shrink it first."
     return f"it is damaged or cut short ({type(error).__name__}: {error}). Copy, download or export it again."

@@ -26,8 +26,6 @@ def find_files(paths: Sequence[str]) -> list[Path]:
 
 
 def predict_files(classifier: Classifier, files: Iterable[Path], top: int) -> Iterator[Row]:
-    if top < 1:
-        raise DataError(f"--top must be at least 1, not {top}.")
     files = list(files)
     for file, result in zip(files, classifier.stream(files), strict=True):
         if isinstance(result, ImageError):
@@ -38,7 +36,7 @@ def predict_files(classifier: Classifier, files: Iterable[Path], top: int) -> It
 
 
 def write_csv(path: Path, rows: Sequence[Row], top: int) -> None:
-    """One row for each picture, best class first; the file appears whole."""
+    """One row for each picture, best class first; the file appears whole, in place of an older one."""
     text = io.StringIO()
     writer = csv.writer(text)
     count = max((len(row.get("predictions", ())) for row in rows), default=top)

@@ -29,7 +29,7 @@ Model = ViT | ResNet
 
 
 def build(config: ModelConfig) -> Model:
-    """A model with fresh random weights."""
+    """A model with fresh random weights; `create` does it by name."""
     return ResNet(config) if isinstance(config, ResNetConfig) else ViT(config)
 
 

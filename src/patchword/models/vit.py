@@ -177,6 +177,8 @@ class ViT(nn.Module):
 
     def forward_distilled(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the class head and of the distillation head, apart: what distillation trains."""
+        if self.distillation_token is None:
+            raise ConfigError("The model has no distillation token: build it with distillation=True.")
         tokens = self.encode(images)
         return self.head(self.represent(tokens)), self.classify_distilled(tokens)
 
@@ -197,13 +199,16 @@ class ViT(nn.Module):
 
     def cut(self, images: Tensor) -> Tensor:
         """Images to flattened patches; flattened patches pass through."""
-        if images.ndim == 3 and self.config.stem == "linear":
+        patches = (self.config.num_patches, self.patch_embed.proj.in_features)
+        if self.config.stem == "linear" and tuple(images.shape[1:]) == patches:
             return images
         expected = (self.config.in_channels, *self.config.image_size)
         if tuple(images.shape[1:]) != expected:
+            field = "image_size" if images.ndim == 4 and images.shape[1] == expected[0] else "in_channels"
+            shape = ", ".join(map(str, expected))
             raise ConfigError(
-                f"The model takes images of (channels, height, width) {expected}, not {tuple(images.shape[1:])}. "
-                "Load it with image_size=(height, width) to resample its positions."
+                f"The model takes images of shape (batch, channels, height, width) = (B, {shape}), "
+                f"not {tuple(images.shape)}. To adapt its weights, load it with another {field}."
             )
         return patchify(self.stem(images), self.config.patch_size)
 
@@ -298,7 +303,7 @@ class ViT(nn.Module):
 
     def layer_indices(self, layers: Sequence[int] | None) -> list[int]:
         depth = len(self.blocks)
-        wrong = [i for i in layers or () if not -depth <= i < depth]
+        wrong = [i for i in layers or () if i not in range(-depth, depth)]
         if wrong:
             raise ConfigError(f"The model has {depth} layers, 0 to {depth - 1}; there is no layer {wrong[0]}.")
         return list(range(depth)) if layers is None else [i % depth for i in layers]

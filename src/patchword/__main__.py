@@ -1,0 +1,5 @@
+"""`python -m patchword` is the command `patchword`."""
+
+from .cli import main
+
+main()
