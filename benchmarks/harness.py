@@ -15,7 +15,7 @@ import torch
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def interleaved(jobs: dict[str, Callable[[], object]], seconds: float, least: int = 9) -> dict[str, list[float]]:
+def interleaved(jobs: dict[str, Callable[[], object]], seconds: float, least: int = 15) -> dict[str, list[float]]:
     """Seconds of each call of each job, for about `seconds` in all and at least `least` rounds.
 
     Every round calls every job once, so that noise, which comes in stretches of seconds here, hits all alike.
