@@ -333,6 +333,19 @@ def test_query_key_norm() -> None:
     torch.testing.assert_close(attention.project(x)[0], attention.q_norm(raw))
 
 
+@pytest.mark.parametrize("qkv_bias", [True, False])
+def test_queries_keys_and_values_without_gradients_are_the_same(qkv_bias: bool) -> None:
+    """Three products instead of one, unless someone watches the one."""
+    attention, x = make(qkv_bias=qkv_bias).blocks[0].attention, torch.randn(2, 17, 48)
+    expected = attention(x).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(attention(x), expected, rtol=1e-5, atol=1e-5)
+        seen = []
+        attention.qkv.register_forward_hook(lambda m, i, o: seen.append(o))
+        torch.testing.assert_close(attention(x), expected, rtol=1e-5, atol=1e-5)
+    assert len(seen) == 1
+
+
 def test_swiglu() -> None:
     mlp, x = make(activation="swiglu").blocks[0].mlp, torch.randn(2, 3, 48)
     gate, value = mlp.fc1(x).chunk(2, dim=-1)
