@@ -46,6 +46,7 @@ class Reading:
 
     labels: Annotated[Path | None, words("FILE")] = None
     """text file with one label per line, or a JSON list"""
+    # mean and std are shown by --help only: take_fields takes them, so that a picture's name may follow them.
     mean: Annotated[tuple[float, ...] | None, words("NUMBER...")] = None
     """of each channel, on the scale 0..1"""
     std: Annotated[tuple[float, ...] | None, words("NUMBER...")] = None

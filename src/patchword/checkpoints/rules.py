@@ -128,11 +128,6 @@ class FlaxMerge(Flax):
 Table = dict[str, Rule]
 
 
-def prefixed(table: Table, prefix: str) -> Table:
-    """The table with `prefix` before each of their names."""
-    return {ours: type(rule)(**{**rule.__dict__, "name": prefix + rule.name}) for ours, rule in table.items()}
-
-
 def find(table: Table, ours: str) -> tuple[Rule, str, list[int]] | None:
     """The rule for one of our tensors, with "weight", "bias" or nothing, and the indices in the name."""
     indices = [int(i) for i in re.findall(r"(?<=\.)\d+(?=\.|$)", ours)]
