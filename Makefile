@@ -3,8 +3,8 @@ BIN := .venv/bin
 
 .PHONY: demo test check clean
 
-demo: .venv/ready          ## classify real pictures with what is at hand
-	$(BIN)/python -m patchword.demo
+demo: .venv/ready          ## train a ViT on handwritten digits, evaluate it and show it
+	$(BIN)/patchword quickstart
 
 test: .venv/ready          ## every test
 	$(BIN)/python -m pytest

@@ -11,8 +11,9 @@ from sklearn.datasets import load_sample_image
 from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from patchword.classifier import Classifier, run_in_order
+from patchword.classifier import Classifier
 from patchword.config import ViTConfig
+from patchword.data.ahead import ahead
 from patchword.errors import ConfigError, DataError, ImageError
 from patchword.evaluation import Tally, evaluate, expected_calibration_error
 from patchword.models import build
@@ -97,7 +98,7 @@ def test_stream_gives_the_threads_back(folder: Path) -> None:
 
 def test_work_runs_ahead_only_a_little() -> None:
     started = []
-    results = run_in_order(lambda i: started.append(i) or i * i, iter(range(1000)), workers=2)
+    results = ahead(lambda i: started.append(i) or i * i, iter(range(1000)), workers=2)
     assert [next(results) for _ in range(3)] == [0, 1, 4]
     assert len(started) <= 8
     results.close()
@@ -105,7 +106,7 @@ def test_work_runs_ahead_only_a_little() -> None:
 
 def test_an_error_of_ours_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(run_in_order(lambda i: 1 // i, [1, 0, 1], workers=2))
+        list(ahead(lambda i: 1 // i, [1, 0, 1], workers=2))
 
 
 def test_evaluate(folder: Path) -> None:
@@ -157,7 +158,7 @@ def test_figures_agree_with_scikit_learn() -> None:
     logits, targets = rng.normal(size=(500, 12)) * 2, rng.integers(12, size=500)
     tally = Tally()
     for row, target in zip(torch.from_numpy(logits), targets.tolist(), strict=True):
-        tally.add(row, target)
+        tally.add(row[None], [target])
     figures = tally.figures()
     probabilities = torch.from_numpy(logits).softmax(-1).numpy()
     assert figures["top1"] == pytest.approx(top_k_accuracy_score(targets, logits, k=1))

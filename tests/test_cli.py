@@ -14,13 +14,14 @@ from PIL import Image
 import patchword
 from patchword import cli
 from patchword.checkpoints import read_checkpoint, write_checkpoint
+from patchword.cli.fields import model_flags
 from test_checkpoints import checkpoint as small_checkpoint
 from test_classifier import COLOURS, colour_checkpoint
 from test_hub import REPO, Hub
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "patchword.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "patchword", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
 
 
@@ -184,7 +185,8 @@ def test_top1_on_imagenet_is_the_published_one(ti16: Path, imagenet: Path) -> No
 def test_fields_from_the_command_line() -> None:
     rest, fields = cli.take_fields(
         "predict m --image-size 32 64 a.png --top 3 --pooling average --norm-eps=1e-5 --class-token false "
-        "--mean 0.5 0.4 0.3 b.png --std=0.5".split()
+        "--mean 0.5 0.4 0.3 b.png --std=0.5".split(),
+        model_flags(),
     )
     assert rest == ["predict", "m", "a.png", "--top", "3", "b.png"]
     model_fields = {"image_size": [32, 64], "pooling": "average", "norm_eps": 1e-5, "class_token": False}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from patchword.data.folders import class_folders, match_classes
+from patchword.data.folders import class_folders, match_classes, open_folder
 from patchword.data.imagenet import imagenet_classes
 from patchword.errors import DataError
 
@@ -147,3 +147,52 @@ def test_the_order_of_folders_is_never_taken_for_the_classes() -> None:
 def test_labels_must_be_as_many_as_classes() -> None:
     with pytest.raises(DataError, match="2 labels for 3 classes"):
         match_classes(["cat"], ["cat", "dog"], 3)
+
+
+def test_open_class_folders(tmp_path: Path) -> None:
+    make(tmp_path, "dog/2.jpg", "cat/deep/3.png", "dog/1.jpg", "10/4.png")
+    found = open_folder(tmp_path)
+    source = found.parts["train"]
+    assert list(found.parts) == ["train"] and not found.notes
+    assert source.labels == ("10", "cat", "dog") and source.targets.tolist() == [0, 1, 2, 2]
+    assert [source.key(i) for i in range(4)] == ["10/4.png", "cat/deep/3.png", "dog/1.jpg", "dog/2.jpg"]
+    assert source.name(2) == str(tmp_path / "dog/1.jpg")
+
+
+def test_open_parts(tmp_path: Path) -> None:
+    make(tmp_path, "Training/cat/1.jpg", "Training/dog/2.jpg", "VALID/dog/3.jpg", "test/cat/4.jpg", "notes/x.txt")
+    found = open_folder(tmp_path)
+    assert {name: part.labels for name, part in found.parts.items()} == {
+        "train": ("cat", "dog"),
+        "val": ("dog",),
+        "test": ("cat",),
+    }
+    assert not found.notes and found.parts["train"].key(1) == "Training/dog/2.jpg"
+
+
+def test_parts_without_classes_and_folders_beside_parts_are_left_out_and_told(tmp_path: Path) -> None:
+    make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "test/1.jpg", "copy/train/cat/1.jpg", ".cache/2.jpg")
+    found = open_folder(tmp_path)
+    assert set(found.parts) == {"train", "val"} and len(found.notes) == 2
+    assert "test was left out. The pictures lie directly in" in found.notes[0] and "'copy'" in found.notes[1]
+
+
+def test_two_folders_for_one_part(tmp_path: Path) -> None:
+    make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg")
+    with pytest.raises(DataError, match="two folders for the part 'val', one of them validation"):
+        open_folder(tmp_path)
+
+
+def test_a_class_called_train_beside_another(tmp_path: Path) -> None:
+    make(tmp_path, "train/steam/1.jpg", "train/2.jpg", "bus/2.jpg")
+    found = open_folder(tmp_path)
+    assert found.parts["train"].labels == ("bus", "train") and len(found.parts["train"]) == 3
+
+
+def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
+    make(tmp_path, "real/1.jpg", "data/dog/2.jpg")
+    (tmp_path / "data/cat").symlink_to(tmp_path / "real", target_is_directory=True)
+    (tmp_path / "data/dog/again").symlink_to(tmp_path / "data/dog", target_is_directory=True)
+    (tmp_path / "data/dog/broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    source = open_folder(tmp_path / "data").parts["train"]
+    assert [source.key(i) for i in range(len(source))] == ["cat/1.jpg", "dog/2.jpg", "dog/broken.jpg"]

@@ -3,28 +3,23 @@
 `Classifier` is the one road from a picture to an answer; the commands predict and evaluate walk it with many pictures.
 """
 
-import contextlib
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from .checkpoints import Checkpoint, read_checkpoint
+from .data.ahead import ahead
 from .data.images import load_image, to_mode
 from .errors import ConfigError, ImageError
 
 # Enough pictures that the matrix products run at full speed on one core, few enough to stay in its cache.
 BATCH_SIZE = 16
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,8 @@ class Classifier:
     def prediction(self, logits: Tensor, top: int = 5) -> Prediction:
         if top < 1:
             raise ConfigError(f"top must be at least 1, not {top}.")
-        values, indices = logits.softmax(dim=-1).topk(min(top, len(self.labels)))
+        probabilities = logits.sigmoid() if self.checkpoint.several else logits.softmax(dim=-1)
+        values, indices = probabilities.topk(min(top, len(self.labels)))
         pairs = zip(indices.tolist(), values.tolist(), strict=True)
         return Prediction(tuple(Score(self.labels[i], i, p) for i, p in pairs))
 
@@ -110,7 +106,7 @@ class Classifier:
         """For each file, in order, its logits (K), or why it could not be read. Memory stays bounded."""
         rest = iter(files)
         batches = iter(lambda: list(itertools.islice(rest, batch_size)), [])
-        for results in run_in_order(self._run, batches, torch.get_num_threads()):
+        for results in ahead(self._run, batches, torch.get_num_threads()):
             yield from results
 
     def _run(self, files: Sequence[Path]) -> list[Tensor | ImageError]:
@@ -124,25 +120,3 @@ class Classifier:
         with torch.inference_mode():
             logits = iter(self.logits(torch.stack(good))) if good else iter(())
         return [next(logits) if isinstance(p, Tensor) else p for p in read]
-
-
-def run_in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`function` of each item, in order, on threads that each keep to one core.
-
-    Decoding and the model share a thread. Threads that work on different batches never wait for each other, whereas
-    decoders beside a model whose matrix products are split over all cores make every core wait for the slowest.
-    """
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        with contextlib.suppress(RuntimeError):
-            torch.set_num_threads(threads)  # the setting of a thread leaks into threads that start later

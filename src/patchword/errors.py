@@ -6,7 +6,8 @@ PatchwordError
 │   └── ConversionError    a model that the wanted format cannot hold
 ├── DataError          a folder, file or list of images that cannot be used
 │   └── ImageError         one picture that cannot be decoded
-└── HubError           a download that did not work
+├── HubError           a download that did not work
+└── TrainingError      a run that cannot go on
 
 Each message says what was wrong, where, and what to do. The command line prints it without a traceback, exiting with 2.
 """
@@ -38,3 +39,15 @@ class ImageError(DataError):
 
 class HubError(PatchwordError):
     """A model hub that cannot be reached, or answered with something else than asked for."""
+
+
+class TrainingError(PatchwordError):
+    """Training that met a number which is none, or cannot go on for another reason of its own."""
+
+
+class Stopped(Exception):
+    """A signal ended a run, whose state is saved: no error."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal

@@ -27,6 +27,7 @@ class Checkpoint:
     quirks: dict[str, Any] = field(default_factory=dict)  # ... what is needed to write that format as it was ...
     extras: dict[str, Tensor] = field(default_factory=dict)  # ... and its tensors that play no part in inference
     notes: tuple[str, ...] = ()  # what was assumed in reading
+    several: bool = False  # labels are several: each class is right or wrong by itself
 
     def model(self) -> Model:
         """The model in float32, for inference."""

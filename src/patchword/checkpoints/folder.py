@@ -37,6 +37,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "config": checkpoint.config.to_json(),
         "preprocess": checkpoint.preprocess.to_json() if checkpoint.preprocess else None,
         "labels": list(checkpoint.labels) if checkpoint.labels else None,
+        "several": checkpoint.several,
         "temperature": checkpoint.temperature,
         "source": {"family": checkpoint.family, "quirks": checkpoint.quirks},
         "provenance": checkpoint.provenance,
@@ -58,7 +59,7 @@ def read_folder(folder: Path) -> Checkpoint:
         temperature = read_temperature(said["temperature"])
         source, provenance = said["source"], dict(said["provenance"])
         family, quirks = str(source["family"]), dict(source["quirks"])
-        expected_sum = str(said["sha256"])
+        expected_sum, several = str(said["sha256"]), said.get("several", False) is True
     except ConfigError as error:
         raise CheckpointError(f"{folder / DESCRIPTION}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -69,7 +70,8 @@ def read_folder(folder: Path) -> Checkpoint:
     extras = {n.removeprefix(EXTRA): t for n, t in tensors.items() if n.startswith(EXTRA)}
     tensors = {n: t for n, t in tensors.items() if not n.startswith(EXTRA)}
     check_tensors(folder / WEIGHTS, tensors, config)
-    return Checkpoint(config, tensors, preprocess, labels, temperature, provenance, family, quirks, extras)
+    said_so = (config, tensors, preprocess, labels, temperature, provenance, family, quirks, extras)
+    return Checkpoint(*said_so, several=several)
 
 
 def read_preprocess(said: Any, config: ModelConfig) -> Preprocess | None:

@@ -45,7 +45,7 @@ def evaluate(
         if isinstance(result, ImageError):
             skipped.append((str(file), str(result)))
         else:
-            tally.add(result, indices[name])
+            tally.add(result[None], [indices[name]])
         on_progress()
     seconds = time.perf_counter() - start
     if not tally.targets:

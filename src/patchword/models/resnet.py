@@ -136,7 +136,11 @@ class ResNet(nn.Module):
         self.reset_parameters()
 
     def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
-        return self.head(self.feature_map(images).mean(dim=(2, 3)))
+        return self.head(self.pooled(images))
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """The image representation that the head reads: (B, C')."""
+        return self.feature_map(images).mean(dim=(2, 3))
 
     def feature_map(self, images: Tensor) -> Tensor:
         """What the head averages: (B, C', H/32, W/32) for four stages."""

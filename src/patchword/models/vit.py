@@ -191,6 +191,10 @@ class ViT(nn.Module):
         tokens = self.encode(images)
         return self.head(self.represent(tokens)), self.classify_distilled(tokens)
 
+    def pooled(self, images: Tensor) -> Tensor:
+        """The image representation that the head reads, from the images: (B, D)."""
+        return self.represent(self.encode(images))
+
     def encode(self, images: Tensor) -> Tensor:
         """All tokens after the last block and, unless it comes after pooling, the final norm: (B, N, D)."""
         x = self.embed(images)

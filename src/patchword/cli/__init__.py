@@ -1,0 +1,80 @@
+"""The commands: parse, call, print. Nothing is computed here, and torch is imported only when a command needs it.
+
+Exit codes: 0 done, 1 a fault of ours, 2 a wrong request, 3 done but some inputs could not be read; 128 + N if signal N
+ended a run, whose state is then saved.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+import tyro
+
+from ..errors import ConfigError, PatchwordError, Stopped
+from .fields import TAKEN, Kind, model_flags, run_flags, take_fields
+from .models import convert, evaluate, predict
+from .reading import Reading
+from .screen import say
+from .training import base_config, doctor, quickstart, resume, train
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "quickstart": quickstart,
+    "train": train,
+    "resume": resume,
+    "predict": predict,
+    "evaluate": evaluate,
+    "convert": convert,
+    "doctor": doctor,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits with its code."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if typed == ["--version"]:
+            from .. import __version__
+
+            print(__version__)
+            sys.exit(0)
+        fields = known_fields(typed)
+        rest, taken = take_fields(typed, fields)
+        check_options(rest, fields)
+        TAKEN.clear()
+        TAKEN.update(taken)
+        description = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
+        code = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="patchword", description=description, args=rest)
+    except PatchwordError as error:
+        say(f"patchword: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        say("patchword: stopped")
+        sys.exit(130)
+    except Stopped as stopped:
+        say(f"patchword: {stopped}")
+        sys.exit(128 + stopped.signal)
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code)
+
+
+def known_fields(typed: list[str]) -> dict[str, Kind]:
+    """The flags of this command that are fields of a configuration."""
+    if typed[:1] == ["train"]:
+        recipes = [word for word in typed[1:2] if not word.startswith("-")]
+        return run_flags(base_config(recipes[0] if recipes else "finetune"))
+    return model_flags() if typed[:1] and typed[0] in ("predict", "evaluate", "convert") else {}
+
+
+def check_options(rest: list[str], fields: Iterable[str]) -> None:
+    """Refuses a flag that no command and no configuration has, with the nearest that there is."""
+    parameters = {p for command in COMMANDS.values() for p in inspect.signature(command).parameters}
+    own = {"--" + n.replace("_", "-") for n in parameters | {f.name for f in dataclasses.fields(Reading)}}
+    for word in (w.partition("=")[0] for w in rest if w.startswith("--")):
+        if word.replace("_", "-") not in own | {"--help", "--version"}:
+            near = difflib.get_close_matches(word, sorted(own | set(fields)), n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"There is no option {word}.{hint} Each command lists its own with --help.")

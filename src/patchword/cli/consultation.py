@@ -1,0 +1,55 @@
+"""`patchword doctor`: what is found about data, a run that stopped, or this machine, on the screen or as JSON."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from ..config import DataConfig
+from ..data.doctor import Finding, examine, findings_table, machine_findings
+from ..data.open import open_data
+from ..engines.probe import probe
+from ..train.folder import CONFIG
+from ..train.guard import replay
+from .screen import progress
+
+
+def consult(what: str | None, image_size: tuple[int, int], patch_size: tuple[int, int], as_json: bool) -> int:
+    """Prints what was found; 0 if nothing is wrong, else 3."""
+    if what is None:
+        findings = [*machine_findings(), precision()]
+    elif (Path(what) / CONFIG).is_file():
+        findings = examine_run(Path(what))
+    else:
+        parts = open_data(DataConfig(source=what), seed=0)
+        with progress("examining", sum(map(len, parts.present().values()))) as step:
+            findings = examine(parts, image_size=image_size, patch_size=patch_size, on_progress=step)
+    if as_json:
+        print(json.dumps([finding.to_json() for finding in findings], indent=2))
+    elif findings:
+        Console().print(findings_table(findings))
+    else:
+        print("Nothing is wrong.")
+    return 3 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def precision() -> Finding:
+    """A verdict of a child process, not what the processor announces."""
+    seen = probe()
+    if not seen.bf16_works:
+        return Finding("note", "bf16 does not work here: a trial did not survive", (), "patchword computes in fp32.")
+    used = "is used" if seen.bf16_gain > 1.2 else "is not used"
+    return Finding("note", f"a bf16 product runs at {seen.bf16_gain:.2g} times the speed of fp32", (), f"It {used}.")
+
+
+def examine_run(run: Path) -> list[Finding]:
+    """Every step that was not made because of a number that is none, computed again."""
+    findings = []
+    for folder in sorted((run / "faults").glob("step-*")):
+        fault, again = replay(folder)
+        place = f"{fault.place.where}, {fault.place.layer}" if fault.place else "unknown"
+        same = "computed again, it is the same" if again == fault.place else f"computed again, it is {again}"
+        what = f"step {fault.step + 1} met a number that is not finite ({place}); {same}"
+        advice = "Look at these pictures; lower optim.lr, set optim.clip, or use fp32."
+        findings.append(Finding("error", what, tuple(fault.samples[:10]), advice))
+    return findings

@@ -1,0 +1,8 @@
+"""What is wrong with data, a configuration or a machine, found before hours are spent on it."""
+
+from .checks import examine
+from .finding import Finding, findings_table
+from .machine import machine_facts, machine_findings
+from .settings import examine_config
+
+__all__ = ["Finding", "examine", "examine_config", "findings_table", "machine_facts", "machine_findings"]

@@ -1,0 +1,1 @@
+"""Where models run fast; so far, what this machine can be trusted with (probe.py)."""

@@ -1,0 +1,74 @@
+"""What this machine really does, found out in a child process: some processors announce bfloat16 and die of it.
+
+The answer is kept in the user's cache, one file for each kind of processor and version of torch.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..data.cache import cache_folder
+
+# Times products of a size that a ViT has; run by a child, which may be killed by its first instruction.
+CHILD = """
+import json, time, torch
+def best(dtype):
+    a, b = torch.randn(512, 512).to(dtype), torch.randn(512, 512).to(dtype)
+    times = []
+    for _ in range(20):
+        start = time.perf_counter(); a @ b; times.append(time.perf_counter() - start)
+    return min(times)
+print(json.dumps({"gain": best(torch.float32) / best(torch.bfloat16)}))
+"""
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Verdicts, not announcements."""
+
+    bf16_works: bool
+    bf16_gain: float  # speed of a bf16 product in terms of an fp32 one; 0 where it dies
+
+
+@functools.lru_cache(maxsize=1)
+def probe() -> Abilities:
+    """Asks the cache, or else a child process (some two seconds, once for each machine)."""
+    path = cache_folder() / "probe" / f"{fingerprint()}.json"
+    try:
+        return Abilities(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        abilities = measure()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(asdict(abilities)))
+        os.replace(part, path)
+    except OSError:
+        pass  # a cache that cannot be written costs time, not the run
+    return abilities
+
+
+def measure() -> Abilities:
+    try:
+        done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, timeout=120)
+        gain = float(json.loads(done.stdout)["gain"]) if done.returncode == 0 else 0.0
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired):
+        gain = 0.0
+    return Abilities(bf16_works=gain > 0, bf16_gain=gain)
+
+
+def fingerprint() -> str:
+    """Of what the verdict depends on."""
+    from importlib.metadata import version
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else [platform.processor(), platform.machine()]
+    said = [line for line in lines if line.startswith(("model name", "flags", "microcode"))][:3] or lines
+    settings = [os.environ.get("ONEDNN_MAX_CPU_ISA", ""), version("torch")]
+    return hashlib.sha256("\n".join(said + settings).encode()).hexdigest()[:24]

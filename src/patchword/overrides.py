@@ -1,0 +1,69 @@
+"""A configuration with some fields changed, as a command line says it: --optim.lr 3e-4 --model S/16 --budget 10m."""
+
+import difflib
+import re
+from typing import Any
+
+from .config import Config, JsonConfig
+from .errors import ConfigError
+from .presets import augmentation, preset
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def config_flags(config: Config) -> dict[str, str]:
+    """Every field of a configuration by its flag: {"--optim.layer-decay": "optim.layer_decay", ...}."""
+    return {"--" + path.replace("_", "-"): path for path in _paths(config)}
+
+
+def _paths(config: JsonConfig, prefix: str = "") -> list[str]:
+    found = []
+    for name in config.__dataclass_fields__:  # type: ignore[attr-defined]
+        found.append(prefix + name)
+        value = getattr(config, name)
+        if isinstance(value, JsonConfig):
+            found += _paths(value, f"{prefix}{name}.")
+    return found
+
+
+def overridden(config: Config, changes: dict[str, Any]) -> Config:
+    """`config` with the fields at these paths changed: {"optim.lr": 3e-4, "model": "S/16"}, in that order.
+
+    Whole parts may be named: a model by its preset, an augmentation by its level. A budget may have a unit: "10m".
+    """
+    for path, value in changes.items():
+        config = _changed(config, path.split("."), _meant(path, value))
+    return config
+
+
+def _changed(config: Any, path: list[str], value: Any) -> Any:
+    name, *rest = path
+    if not isinstance(config, JsonConfig) or name not in config.__dataclass_fields__:  # type: ignore[attr-defined]
+        known = list(getattr(config, "__dataclass_fields__", ()))
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"There is no field {'.'.join(path)}.{hint} There are {', '.join(known)}.")
+    return config.replace(**{name: _changed(getattr(config, name), rest, value) if rest else value})
+
+
+def _meant(path: str, value: Any) -> Any:
+    if path == "budget" and value is not None:
+        return seconds(value)
+    if path == "model" and isinstance(value, str):
+        return preset(value)
+    if path == "augment" and isinstance(value, str):
+        return augmentation(value)
+    if path in ("log", "freeze") and isinstance(value, str):
+        return [value]
+    return value
+
+
+def seconds(text: Any) -> float:
+    """A length of time: 90, "90s", "10m", "1.5h", "1h30m"."""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        return float(text)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([a-z]*)", str(text))
+    whole = "".join(number + unit for number, unit in parts) == str(text)
+    if not parts or not whole or any(unit not in UNITS for _, unit in parts):
+        raise ConfigError(f"{text!r} is not a length of time. Write 90s, 10m, 1.5h or 1h30m.")
+    return sum(float(number) * UNITS[unit] for number, unit in parts)

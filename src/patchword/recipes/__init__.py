@@ -1,0 +1,47 @@
+"""Recipes: small Python files with a docstring (command, machine, time, result) and a `config`.
+
+Those of this folder go by their names; a user's own file works the same by its path. A recipe imports only
+`patchword.config` and `patchword.presets`.
+"""
+
+import difflib
+import importlib
+import runpy
+from pathlib import Path
+
+from ..config import Config
+from ..errors import ConfigError
+
+FOLDER = Path(__file__).parent
+RECIPES = tuple(sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__"))
+
+
+def is_recipe(name: str) -> bool:
+    return name in RECIPES or name.endswith(".py")
+
+
+def load_recipe(name: str) -> Config:
+    """The configuration of a recipe, by its name or by the path of a Python file."""
+    path = FOLDER / f"{name}.py" if name in RECIPES else Path(name).expanduser()
+    if not path.is_file():
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"There is no recipe {name}.{hint} There are {', '.join(RECIPES)}, or any Python file.")
+    if name in RECIPES:
+        config = importlib.import_module(f"{__name__}.{name}").config
+    else:
+        try:
+            config = runpy.run_path(str(path)).get("config")
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        except Exception as error:
+            raise ConfigError(f"The recipe {path} does not run ({type(error).__name__}: {error}).") from None
+    if not isinstance(config, Config):
+        raise ConfigError(f"The recipe {path} must set `config` to a patchword.config.Config.")
+    return config
+
+
+def describe_recipe(name: str) -> str:
+    """The first line of a recipe's docstring."""
+    module = importlib.import_module(f"{__name__}.{name}")
+    return (module.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,139 @@
+"""The end of a run: the best model on validation, measured once on the test part, published and reported."""
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .. import __version__
+from ..checkpoints.checkpoint import Checkpoint
+from ..data.doctor import machine_facts
+from ..data.loader import Loader
+from ..evaluation.metrics import average_precision
+from ..report import Mistake, Report, write_report
+from .folder import publish
+from .state import read_checkpoint_folder
+from .validation import Answers, ask
+from .watch import Outcome
+
+if TYPE_CHECKING:
+    from .loop import Run
+
+SHOWN_MISTAKES = 24
+
+
+def finish(run: "Run") -> Outcome | None:
+    """Every process measures its share; the first writes model and report."""
+    if run.best is None:  # the budget was spent before this process began, or the best checkpoint is damaged
+        run.evaluate(last=True)
+    assert run.best is not None
+    best = best_model(run)
+    figures = {"val": {k: v for k, v in run.best.items() if k not in ("kind", "step", "epoch")}}
+    part, loader = ("val", run.trainer.val) if run.trainer.test is None else ("test", run.trainer.test)
+    model = best.model().to(run.world.device)
+    answers = ask(model, loader, flip=run.config.flip_test, world=run.world)
+    if part == "test":
+        figures["test"] = answers.figures()
+        run.note({"kind": "test", **run.place(), **answers.figures(), **run.timing()})
+    notes = [*run.notes, *unreadable_notes(run)]
+    if not run.world.first:
+        return None
+    provenance = {**best.provenance, **origin(run), "metrics": figures}
+    content = make_report(run, part, loader, answers, figures, notes, provenance)
+    publish(run.folder, Checkpoint(**{**vars(best), "provenance": provenance}))
+    path = write_report(run.folder, content)
+    return Outcome(run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(notes))
+
+
+def best_model(run: "Run") -> Checkpoint:
+    """The evaluated model of the best step."""
+    assert run.best is not None
+    present = run.trainer.checkpoint(run.provenance())
+    if run.best["step"] == run.trainer.step:
+        return present
+    _, tensors = read_checkpoint_folder(run.store.path(run.best["step"]))
+    place = {"step": run.best["step"], "epoch": run.best["epoch"]}
+    return Checkpoint(**{**vars(present), "tensors": tensors, "provenance": {**present.provenance, **place}})
+
+
+def origin(run: "Run") -> dict[str, Any]:
+    """What is needed to make the same model again."""
+    versions = {"patchword": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {**run.trainer.history, "versions": versions, "seconds": round(run.seconds, 1), "steps": run.trainer.step}
+
+
+def unreadable_notes(run: "Run") -> list[str]:
+    notes = []
+    loaders = {"train": run.trainer.loader, "val": run.trainer.val, "test": run.trainer.test}
+    for name, loader in loaders.items():
+        if loader is not None and loader.unreadable:
+            listed = "; ".join(list(loader.unreadable.values())[:10])
+            notes.append(
+                f"{len(loader.unreadable)} pictures of the {name} part could not be read and were skipped: {listed}"
+            )
+    return notes
+
+
+def make_report(
+    run: "Run",
+    part: str,
+    loader: Loader,
+    answers: Answers,
+    figures: dict[str, dict[str, Any]],
+    notes: list[str],
+    provenance: dict[str, Any],
+) -> Report:
+    labels = run.trainer.labels
+    single = answers.targets.ndim == 1
+    matrix = confusion(answers, len(labels)) if single else None
+    return Report(
+        title=run.config.name,
+        config=run.config,
+        metrics=run.metrics.rows(),
+        labels=labels,
+        part=part,
+        figures=figures[part],
+        confusion=matrix,
+        per_class=() if single else precisions(answers, labels),
+        mistakes=tuple(mistakes(loader, answers)) if single else (),
+        parameters=sum(p.numel() for p in run.trainer.model.parameters()),
+        samples={name: len(each) for name, each in run.parts.present().items()},
+        notes=tuple(notes),
+        machine=machine_facts(),
+        seconds=run.seconds,
+        provenance=provenance,
+    )
+
+
+def precisions(answers: Answers, labels: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Average precision of each class that occurs, where labels are several."""
+    columns = zip(labels, answers.logits.T, answers.targets.T, strict=True)
+    return [
+        {"label": label, "n": int(true.sum()), "ap": average_precision(scores, true)}
+        for label, scores, true in columns
+        if true.any()
+    ]
+
+
+def confusion(answers: Answers, classes: int) -> np.ndarray:
+    """How often each class (row) was taken for each (column)."""
+    pairs = answers.targets * classes + answers.logits.argmax(axis=1)
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def mistakes(loader: Loader, answers: Answers) -> list[Mistake]:
+    """Those pictures that the model was most wrong about, as it saw them."""
+    logits = torch.from_numpy(answers.logits).double()
+    log_probabilities = logits.log_softmax(dim=1).numpy()
+    predicted, rows = answers.logits.argmax(axis=1), np.arange(len(answers.targets))
+    losses = -log_probabilities[rows, answers.targets]
+    wrong = np.flatnonzero(predicted != answers.targets)
+    labels, shown = loader.source.labels, []
+    for row in wrong[np.argsort(-losses[wrong], kind="stable")][:SHOWN_MISTAKES]:
+        index = int(answers.indices[row])
+        image = loader.preprocess.pixels(loader.source.read(index, mode=loader.preprocess.mode))
+        true, said = labels[answers.targets[row]], labels[predicted[row]]
+        probability = float(np.exp(log_probabilities[row, predicted[row]]))
+        shown.append(Mistake(loader.source.name(index), image, true, said, probability, float(losses[row])))
+    return shown

@@ -1,0 +1,149 @@
+"""The run folder: config.json, split.json, metrics.jsonl, checkpoints/, and at the end a model and a report."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.files import atomic_output, read_json, sha256, write_json
+from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe
+from ..config import Config
+from ..errors import CheckpointError, ConfigError
+from .state import json_chunk, safetensors_chunks, sync_folder, write_file
+
+CONFIG, SPLIT, METRICS, REPORT = "config.json", "split.json", "metrics.jsonl", "report.html"
+FORMAT = 1
+
+
+def new_folder(config: Config, out: str | Path | None) -> Path:
+    """Makes RUN with config.json in it, in one step. Without `out`: runs/NAME, runs/NAME-2, ..., never overwritten."""
+    if out is None:
+        out, number = Path("runs") / config.name, 1
+        while out.exists():
+            number += 1
+            out = Path("runs") / f"{config.name}-{number}"
+    folder = Path(out).expanduser()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    if folder.exists():
+        hint = f"patchword resume {folder}" if (folder / CONFIG).is_file() else "choose another name"
+        raise ConfigError(f"{folder} exists already, and runs are never overwritten: {hint}, or leave --out away.")
+    with atomic_output(folder) as made:
+        made.mkdir()
+        write_json(made / CONFIG, {"format": FORMAT, "config": config.to_json()})
+    return folder
+
+
+def read_config(folder: Path) -> Config:
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is not a run: it has no {CONFIG}. `patchword train` makes one.")
+    said = read_json(folder / CONFIG)
+    if said.get("format") != FORMAT:
+        raise CheckpointError(f"{folder / CONFIG} has format {said.get('format')!r}; this patchword reads {FORMAT}.")
+    try:
+        return Config.from_json(said["config"])
+    except (ConfigError, KeyError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+
+
+def write_split(folder: Path, split: dict[str, Any]) -> None:
+    """What the parts of the data are, written once."""
+    replace_file(folder / SPLIT, [json_chunk(split)])
+
+
+def read_split(folder: Path) -> dict[str, Any] | None:
+    return read_json(folder / SPLIT) if (folder / SPLIT).is_file() else None
+
+
+def replace_file(path: Path, chunks: list[Any]) -> None:
+    """A file that appears whole, in place of an older one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        write_file(part, chunks)
+        os.replace(part, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CheckpointError(f"{path} could not be written ({error.strerror or error}).") from None
+
+
+def publish(folder: Path, model: Checkpoint) -> None:
+    """Makes the run folder a model folder. model.json comes after the weights, which it vouches for."""
+    try:
+        (folder / DESCRIPTION).unlink(missing_ok=True)
+        chunks = safetensors_chunks(model.tensors)
+        replace_file(folder / WEIGHTS, chunks)
+        replace_file(folder / DESCRIPTION, [json_chunk({**describe(model), "sha256": sha256(folder / WEIGHTS)})])
+    except OSError as error:
+        raise CheckpointError(f"The model could not be written to {folder} ({error.strerror or error}).") from None
+
+
+def is_finished(folder: Path) -> bool:
+    """Model and report are there; the report is written last."""
+    return (folder / DESCRIPTION).is_file() and (folder / REPORT).is_file()
+
+
+def tidy(folder: Path) -> None:
+    """Removes what kills have left of files that were being written."""
+    for pattern in (".*.part", ".report.html.*", "faults/.step-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object a line, in the order of the steps, cut back to the checkpoint on resumption."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        self.path = folder / METRICS
+        with self.writing():
+            self.file = open(self.path, "ab", buffering=0)  # so that nothing is left to be written on closing
+            whole = self.path.read_bytes()[:length].rfind(b"\n") + 1  # a damaged file may be shorter
+            self.file.truncate(whole)
+            self.file.seek(whole)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} could not be written ({error.strerror or error}); the last checkpoint is intact. "
+                f"Make room or mend the disk, then: patchword resume {self.path.parent}"
+            ) from None
+
+    def add(self, row: dict[str, Any]) -> None:
+        line = json.dumps(row).encode() + b"\n"
+        with self.writing():
+            while line:
+                line = line[self.file.write(line) :]
+
+    def sync(self) -> int:
+        """Brings all rows to disk and returns the length of the file."""
+        with self.writing():
+            os.fsync(self.file.fileno())
+            return self.file.tell()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.path.parent)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a line that a kill or a damage has cut is left out."""
+    path, rows = folder / METRICS, []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def seconds_spent(folder: Path) -> float:
+    """How long the processes of a run have worked so far, by its rows: what a kill has undone is counted, too."""
+    return max((row.get("seconds", 0.0) for row in read_rows(folder)), default=0.0)

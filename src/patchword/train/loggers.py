@@ -1,0 +1,96 @@
+"""Rows of metrics sent elsewhere, by choice: TensorBoard, MLflow, Weights & Biases. metrics.jsonl is written always."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ..config import Config
+from ..errors import ConfigError
+from .watch import Briefing, Outcome, Watcher
+
+
+class LogWatcher(Watcher):
+    """Sends every number of every row as KIND/NAME at its step. Subclasses say where to."""
+
+    def begin(self, briefing: Briefing) -> None:
+        self.start(briefing)
+
+    def start(self, briefing: Briefing) -> None:
+        raise NotImplementedError
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+        numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in ("step", "n")}
+        self.send({f"{row['kind']}/{name}": value for name, value in numbers.items()}, row["step"])
+
+
+class TensorBoard(LogWatcher):
+    """RUN/tensorboard; look at it with `tensorboard --logdir RUN`."""
+
+    def start(self, briefing: Briefing) -> None:
+        module = needed("torch.utils.tensorboard", "tensorboard")
+        self.writer = module.SummaryWriter(briefing.folder / "tensorboard", purge_step=briefing.resumed_at or None)
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def end(self, outcome: Outcome | None) -> None:
+        self.writer.close()
+
+
+class MLflow(LogWatcher):
+    """The tracking server of MLFLOW_TRACKING_URI, or else the folder mlruns."""
+
+    def start(self, briefing: Briefing) -> None:
+        self.mlflow = needed("mlflow", "mlflow")
+        self.mlflow.start_run(run_name=briefing.folder.name)
+        self.mlflow.log_dict(briefing.config.to_json(), "config.json")
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        self.mlflow.log_metrics(values, step=step)
+
+    def end(self, outcome: Outcome | None) -> None:
+        self.mlflow.end_run("FINISHED" if outcome else "KILLED")
+
+
+class WandB(LogWatcher):
+    """Weights & Biases, as its own environment variables say (WANDB_MODE=offline keeps all here)."""
+
+    def start(self, briefing: Briefing) -> None:
+        wandb = needed("wandb", "wandb")
+        name = briefing.folder.name
+        self.run = wandb.init(
+            project="patchword",
+            name=name,
+            id=name,
+            resume="allow",
+            dir=str(briefing.folder),
+            config=briefing.config.to_json(),
+        )
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        self.run.log(values, step=step)
+
+    def end(self, outcome: Outcome | None) -> None:
+        self.run.finish(exit_code=0 if outcome else 1)
+
+
+KINDS: dict[str, Callable[[], LogWatcher]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+def needed(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"log: {package} is not installed. pip install {package}, or pip install 'patchword[log]'."
+        ) from None
+
+
+def make_loggers(config: Config) -> tuple[Watcher, ...]:
+    for name in config.log:
+        needed({"tensorboard": "torch.utils.tensorboard"}.get(name, name), name)
+    return tuple(KINDS[name]() for name in config.log)

@@ -1,0 +1,273 @@
+"""Training from the first step to the published model, in one process or many, through kills and resumptions.
+
+`train` starts a run, `resume` goes on with one; both come to the same end. A run can be cut off anywhere: what counts
+is the last checkpoint, and from it the same steps are made again, bit for bit.
+"""
+
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..data.open import completed, open_data
+from ..data.readable import require_readable
+from ..data.sources import Parts
+from ..errors import ConfigError, Stopped, TrainingError
+from .finish import finish
+from .folder import Metrics, is_finished, new_folder, read_config, read_split, seconds_spent, tidy, write_split
+from .guard import Fault, write_fault
+from .precision import resolve
+from .schedule import BudgetClock, Clock, StepClock
+from .signals import Stop
+from .state import Snapshot, Store
+from .trainer import NotANumber, Trainer
+from .validation import ask
+from .watch import Briefing, Outcome, Watcher
+from .world import World
+
+EVALUATION_SHARE = 0.1  # of a budget goes to evaluations before the last
+EARLY, EVERY = 10, 10  # steps that get a row: the first ones, and every tenth
+
+
+def train(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    parts: Parts | None = None,
+    watchers: tuple[Watcher, ...] = (),
+    started: float | None = None,
+) -> Outcome | None:
+    """Trains as `config` says and returns what came of it; the run folder is `out`, or a new one below runs/.
+
+    Of several processes only the first returns an outcome.
+
+    Args:
+        parts: the data, where they are in memory already; otherwise config.data says where they are.
+        started: time.monotonic() at which a budget began to run; now, if not given.
+    """
+    started = time.monotonic() if started is None else started
+    world = World()
+    try:
+        config = config.replace(precision=resolve(config.precision, world.device))
+        opened = open_parts(config, parts, None)  # a wrong path is told before there is a folder
+        require_readable(opened.train)
+        folder = Path(world.shared(str(new_folder(config, out)) if world.first else None))
+        return Run(folder, config, opened, world, watchers, started).go()
+    finally:
+        world.close()
+
+
+def resume(
+    folder: str | Path, *, parts: Parts | None = None, watchers: tuple[Watcher, ...] = (), started: float | None = None
+) -> Outcome | None:
+    """Goes on with a run that was cut off, from its last whole checkpoint."""
+    started = time.monotonic() if started is None else started
+    folder = Path(folder).expanduser()
+    config = read_config(folder)
+    if is_finished(folder):
+        raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
+    world = World()
+    try:
+        return Run(folder, config, open_parts(config, parts, read_split(folder)), world, watchers, started).go()
+    finally:
+        world.close()
+
+
+def open_parts(config: Config, parts: Parts | None, saved: dict[str, Any] | None) -> Parts:
+    if parts is not None:
+        return completed(parts, config.data.val_fraction, config.seed, saved)
+    if not config.data.source:
+        raise ConfigError("No data: give them after the recipe, as in `patchword train finetune --data.source photos`.")
+    return open_data(config.data, config.seed, saved)
+
+
+class Run:
+    """One process's part in a run."""
+
+    def __init__(
+        self, folder: Path, config: Config, parts: Parts, world: World, watchers: tuple[Watcher, ...], started: float
+    ) -> None:
+        self.folder, self.parts, self.world = folder, parts, world
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.watchers = watchers if world.first else ()
+        self.store = Store(folder, config.keep)
+        found = self.store.load()
+        self.trainer = Trainer(config, parts, world, fresh=found is None)
+        self.config = self.trainer.config
+        self.best: dict[str, Any] | None = None
+        self.started, self.spent, self.length = started, seconds_spent(folder), 0
+        self.notes = list(self.trainer.notes)
+        if found is not None:
+            snapshot, model, complaints = found
+            self.trainer.restore(snapshot.step, model, snapshot.tensors)
+            self.best, self.length = snapshot.best, snapshot.metrics_bytes
+            self.spent = max(self.spent, snapshot.seconds)
+            self.notes += complaints
+        self.resumed_at = self.trainer.step
+        self.clock = self.make_clock()
+        self.evaluation_seconds = self.evaluating = 0.0
+        self.saved_at = time.monotonic()
+
+    def make_clock(self) -> Clock:
+        if self.config.budget is not None:
+            return BudgetClock(self.config.budget, self.spent, self.started)
+        samples = self.config.epochs * len(self.parts.train)
+        return StepClock(self.config.steps or max(1, math.ceil(samples / self.config.batch_size)))
+
+    @property
+    def seconds(self) -> float:
+        return self.spent + time.monotonic() - self.started
+
+    def go(self) -> Outcome | None:
+        outcome = None
+        try:
+            if self.world.first and read_split(self.folder) is None:
+                write_split(self.folder, self.parts.split)
+            if self.world.first:
+                tidy(self.folder)
+                self.store.tidy()
+                self.metrics = Metrics(self.folder, self.length)
+            for watcher in self.watchers:
+                watcher.begin(self.briefing())
+            with Stop() as stop:
+                self.steps(stop)
+            outcome = finish(self)
+            return outcome
+        finally:
+            if self.world.first and hasattr(self, "metrics"):
+                self.metrics.close()
+            for watcher in self.watchers:
+                watcher.end(outcome)
+
+    def briefing(self) -> Briefing:
+        count = sum(p.numel() for p in self.trainer.model.parameters())
+        trained = sum(p.numel() for p in self.trainer.parameters)
+        samples = {name: len(part) for name, part in self.parts.present().items()}
+        steps = self.clock.steps if isinstance(self.clock, StepClock) else None
+        return Briefing(
+            self.folder, self.config, count, trained, samples, len(self.trainer.labels), steps, self.resumed_at,
+            tuple(self.notes),
+        )  # fmt: skip
+
+    def steps(self, stop: Stop) -> None:
+        trainer, clock = self.trainer, self.clock
+        trainer.begin()
+        over = self.world.shared(clock.over(trainer.step))
+        while not over:
+            start = time.monotonic()
+            progress = self.world.shared(clock.progress(trainer.step))
+            try:
+                made = trainer.advance(progress)
+            except NotANumber as error:
+                self.stop_at_fault(*error.args[0])
+            self.learn_pace(time.monotonic() - start)
+            self.note_step(made, time.monotonic() - start)
+            over = self.world.shared(clock.over(trainer.step))
+            if over or self.evaluation_due():
+                self.evaluate(last=over)
+            elif self.world.shared(time.monotonic() - self.saved_at >= self.config.save_every):
+                self.save()
+            if self.world.shared(stop.signal is not None):
+                self.save()
+                told = f"stopped at step {trainer.step}; go on with: patchword resume {self.folder}"
+                raise Stopped(told, stop.signal or signal.SIGTERM)
+
+    def learn_pace(self, seconds: float) -> None:
+        """Keeps back as much of a budget as the end will take: two evaluations, saving and the report."""
+        if not isinstance(self.clock, BudgetClock):
+            return
+        self.clock.longest = max(seconds, 0.9 * self.clock.longest)
+        held_out = len(self.trainer.val.source) + (len(self.trainer.test.source) if self.trainer.test else 0)
+        pace = self.pace_of_evaluation(seconds)
+        self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.0)
+
+    def pace_of_evaluation(self, step_seconds: float) -> float:
+        """Seconds for a picture: as measured, or else a third of what it takes to train on one, and a margin."""
+        if self.evaluation_seconds:
+            return self.evaluation_seconds
+        return 0.5 * step_seconds / self.config.batch_size * (2 if self.config.flip_test else 1)
+
+    def note_step(self, made: dict[str, float | None], seconds: float) -> None:
+        step = self.trainer.step
+        progress, left = self.clock.progress(step), self.clock.left(step, seconds)
+        if step > EARLY and step % EVERY:
+            for watcher in self.watchers:
+                watcher.tick(progress, left)
+            return
+        speed = self.config.batch_size / seconds
+        self.note({"kind": "train", **self.place(), **made, **self.timing(), "images_per_second": round(speed, 1)})
+
+    def place(self) -> dict[str, Any]:
+        return {"step": self.trainer.step, "epoch": round(self.trainer.epoch, 6)}
+
+    def timing(self) -> dict[str, Any]:
+        return {"seconds": round(self.seconds, 3)}
+
+    def note(self, row: dict[str, Any]) -> None:
+        if not self.world.first:
+            return
+        self.metrics.add(row)
+        left = self.clock.left(self.trainer.step, self.config.batch_size / row.get("images_per_second", 1e9))
+        for watcher in self.watchers:
+            watcher.row(row, self.clock.progress(self.trainer.step), left)
+
+    def evaluation_due(self) -> bool:
+        every = max(1, round(self.config.evaluate_every * len(self.parts.train) / self.config.batch_size))
+        due = self.trainer.step % every == 0
+        if due and isinstance(self.clock, BudgetClock):
+            cost = self.pace_of_evaluation(self.clock.longest) * len(self.trainer.val.source)
+            due = self.evaluating + cost <= EVALUATION_SHARE * self.seconds
+        return bool(self.world.shared(due))
+
+    def evaluate(self, last: bool) -> None:
+        start = time.monotonic()
+        answers = ask(self.trainer.evaluated, self.trainer.val, flip=self.config.flip_test, world=self.world)
+        took = time.monotonic() - start
+        self.evaluating += took
+        self.evaluation_seconds = took / len(self.trainer.val.source)
+        row = {"kind": "val", **self.place(), **answers.figures(), **self.timing()}
+        better = self.best is None or merit(row) > merit(self.best)
+        self.note(row)
+        if better:
+            self.best = {name: value for name, value in row.items() if name != "seconds"}
+        if better or last or self.world.shared(time.monotonic() - self.saved_at >= self.config.save_every):
+            self.save()
+
+    def save(self) -> None:
+        if self.world.first:
+            length = self.metrics.sync()
+            snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state())
+            self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
+        self.world.barrier()
+        self.saved_at = time.monotonic()
+
+    def provenance(self) -> dict[str, Any]:
+        return {"run": self.config.name, "data": self.config.data.source, "seed": self.config.seed, **self.place()}
+
+    def stop_at_fault(self, fault: Fault, batch: dict[str, Any]) -> None:
+        """Saves the state before the step, keeps the cause, and says what to do."""
+        self.save()
+        found = self.world.gathered((fault, batch))  # the process whose share is to blame knows the place
+        fault, batch = next((f for f in found if f[0].place), found[0])
+        told = None
+        if self.world.first:
+            raw = self.trainer.checkpoint(self.provenance(), raw=True)
+            told = write_fault(self.folder, fault, raw, batch, self.trainer.objective.weights)
+        told = self.world.shared(told)
+        where = f"{fault.place.where}, {fault.place.layer}" if fault.place else "nowhere when it is computed again"
+        names = ", ".join(fault.samples[:3]) + (f" and {len(fault.samples) - 3} more" if len(fault.samples) > 3 else "")
+        raise TrainingError(
+            f"Step {fault.step + 1} met a number that is not finite ({where}) in the batch {names}. The step was not "
+            f"made; the state before it is saved in {self.store.path(fault.step)}, the cause in {told}. A lower "
+            f"learning rate (--optim.lr), gradient clipping (--optim.clip 1) or fp32 usually helps."
+        )
+
+
+def merit(row: dict[str, Any]) -> tuple[float, float]:
+    """What the best checkpoint is best at, on validation: accuracy, then loss."""
+    return row.get("top1", row.get("map", 0.0)), -row["nll"]

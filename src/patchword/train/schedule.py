@@ -1,0 +1,73 @@
+"""How far a run is, and what learning rate that means: laid over steps, or over wall-clock time."""
+
+import math
+import time
+from collections.abc import Callable
+
+from ..config import ScheduleConfig
+
+
+def rate(config: ScheduleConfig, progress: float) -> float:
+    """The learning rate as a part of its peak, for `progress` from 0 (first step) to 1 (after the last)."""
+    if progress < config.warmup:
+        return max(progress, 1e-3 * config.warmup) / config.warmup  # a first step of exactly zero would be wasted
+    after = (progress - config.warmup) / max(1e-9, 1 - config.warmup)
+    left = max(0.0, 1 - after)
+    if config.shape == "cosine":
+        return config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, after)))
+    if config.shape == "linear":
+        return config.final + (1 - config.final) * left
+    if config.shape == "rsqrt":
+        # Falls with the square root of the steps, with warm-up as the unit of time; a linear end, as big_vision has it.
+        unit = config.warmup or 0.01
+        end = min(1.0, (1 - progress) / config.cooldown) if config.cooldown else 1.0
+        return math.sqrt(unit / max(progress, unit)) * max(0.0, end)
+    return 1.0
+
+
+class StepClock:
+    """A run of so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def progress(self, step: int) -> float:
+        return step / self.steps
+
+    def over(self, step: int) -> bool:
+        return step >= self.steps
+
+    def left(self, step: int, seconds_per_step: float) -> float:
+        return (self.steps - step) * seconds_per_step
+
+
+class BudgetClock:
+    """A run of so many seconds, of which some are kept back for what comes after the last step.
+
+    Args:
+        budget: seconds from the start of the command to its end.
+        spent: seconds of the budget that earlier processes of this run have used.
+        started: time.monotonic() when this process began.
+    """
+
+    def __init__(self, budget: float, spent: float, started: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.budget, self.spent, self.started, self.now = budget, spent, started, now
+        self.reserve = 0.0  # for the last evaluation and saving; the loop learns it
+        self.longest = 0.0  # seconds of the longest step of late
+
+    @property
+    def elapsed(self) -> float:
+        return self.spent + self.now() - self.started
+
+    def progress(self, step: int) -> float:
+        return min(1.0, self.elapsed / max(1e-9, self.budget - self.reserve))
+
+    def over(self, step: int) -> bool:
+        # A step that would end too late is not begun, yet one step is made in any case.
+        return step > 0 and self.elapsed + self.longest > self.budget - self.reserve
+
+    def left(self, step: int, seconds_per_step: float) -> float:
+        return max(0.0, self.budget - self.elapsed)
+
+
+Clock = StepClock | BudgetClock

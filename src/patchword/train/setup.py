@@ -1,0 +1,95 @@
+"""From a configuration and data to a model that is ready to be trained: fresh, or from given weights."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..checkpoints import Checkpoint, read_checkpoint
+from ..config import Config, ModelConfig, ViTConfig
+from ..data.sources import ArraySource, Parts
+from ..data.statistics import channel_statistics
+from ..errors import ConfigError
+from ..models import Model, build
+from ..preprocess import Preprocess
+from .lora import add_lora
+
+REGULARISERS = ("dropout", "drop_path", "patch_dropout", "checkpoint_blocks")  # of `model`, also with `init`
+PHOTO_CROP = 0.875  # evaluation sees this part of a photograph, where training sees random parts
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins."""
+
+    model: Model
+    preprocess: Preprocess
+    config: Config  # with the model as it is built
+    history: dict  # provenance of the weights it starts from
+    new_head: bool
+
+
+def make_start(config: Config, parts: Parts) -> Start:
+    """The model at step 0, a function of configuration, data and `init` alone."""
+    torch.manual_seed(config.seed)
+    start = from_weights(config, parts) if config.init else from_scratch(config, parts)
+    freeze(start.model, config)
+    return start
+
+
+def from_scratch(config: Config, parts: Parts) -> Start:
+    model_config = config.model.replace(num_classes=len(parts.train.labels))
+    if config.image_size:
+        model_config = model_config.replace(image_size=config.image_size)
+    mode = {1: "L", 3: "RGB"}.get(model_config.in_channels)
+    if mode is None:
+        raise ConfigError(f"Pictures have 1 or 3 channels, not {model_config.in_channels} (model.in_channels).")
+    size = model_config.image_size
+    mean, std = channel_statistics(parts.train, mode, size)  # type: ignore[arg-type]
+    photographs = config.augment.crop == "resized" and not isinstance(parts.train, ArraySource)
+    preprocess = Preprocess(size, crop=PHOTO_CROP if photographs else 1.0, mean=mean, std=std)
+    return Start(build(model_config), preprocess, config.replace(model=model_config), {}, new_head=False)
+
+
+def from_weights(config: Config, parts: Parts) -> Start:
+    """The weights of `init` with the head removed, unless it is for these very labels already."""
+    assert config.init is not None
+    checkpoint = read_checkpoint(config.init)
+    labels = parts.train.labels
+    keeps_head = checkpoint.labels == labels
+    if not keeps_head:
+        checkpoint = replace(checkpoint.adapted(num_classes=0), temperature=1.0)
+        checkpoint = checkpoint.adapted(num_classes=len(labels))
+    if config.image_size:
+        checkpoint = checkpoint.adapted(image_size=config.image_size)
+    checkpoint = regularised(checkpoint, config.model)
+    if checkpoint.preprocess is None:
+        raise ConfigError(f"{config.init} takes {checkpoint.config.in_channels} channels, which pictures do not have.")
+    history = {"init": config.init, "of": checkpoint.provenance}
+    config = config.replace(model=checkpoint.config)
+    return Start(checkpoint.model().train(), checkpoint.preprocess, config, history, new_head=not keeps_head)
+
+
+def regularised(checkpoint: Checkpoint, wanted: ModelConfig) -> Checkpoint:
+    """With the dropouts that the run asks for, which have no weights."""
+    if not (isinstance(wanted, ViTConfig) and isinstance(checkpoint.config, ViTConfig)):
+        return checkpoint
+    return replace(checkpoint, config=checkpoint.config.replace(**{n: getattr(wanted, n) for n in REGULARISERS}))
+
+
+def freeze(model: Model, config: Config) -> None:
+    if config.lora:
+        if not isinstance(model.config, ViTConfig):
+            raise ConfigError("lora is for the attention of a ViT; this model has none.")
+        add_lora(model, config.lora)
+    frozen = 0
+    for name, parameter in model.named_parameters():
+        if any(name == f or name.startswith(f"{f}.") for f in config.freeze) or (
+            "all-but-head" in config.freeze and not name.startswith("head")
+        ):
+            parameter.requires_grad_(False)
+            frozen += 1
+    if config.freeze and not frozen:
+        known = sorted({n.split(".")[0] for n, _ in model.named_parameters()})
+        raise ConfigError(f"freeze: no weight begins with {', '.join(config.freeze)}. There are {', '.join(known)}.")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError("freeze: nothing is left to be trained.")

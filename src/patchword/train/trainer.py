@@ -1,0 +1,234 @@
+"""A run between two steps, and how a step is made. Knows nothing of time, files or the user."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..config import Config
+from ..data.loader import Batch, Loader
+from ..data.order import BalancedOrder, Order
+from ..data.randomness import keys
+from ..data.sources import Parts
+from ..errors import ConfigError
+from .averaging import Average
+from .guard import Fault, Place, diagnose
+from .head import solve_head
+from .lora import merged_state
+from .objective import Objective, Teacher, make_objective
+from .optimisers import Sharpness, make_optimisers, set_rate
+from .precision import autocast
+from .schedule import rate
+from .setup import make_start
+from .world import World
+
+
+class NotANumber(Exception):
+    """A loss or a gradient is not finite: the step has not been made."""
+
+
+class Trainee(nn.Module):
+    """The model and its objective as one module, so that gradients of several processes meet in one place."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, images: Tensor, targets: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.objective(self.model, images, targets, taught)
+
+
+class Trainer:
+    """Model, average, optimisers and data; `step` counts the steps that have been made."""
+
+    def __init__(self, config: Config, parts: Parts, world: World, *, fresh: bool) -> None:
+        start = make_start(config, parts)
+        self.config, self.preprocess, self.history, self.world = start.config, start.preprocess, start.history, world
+        self.labels, self.several = parts.train.labels, parts.train.multi_label
+        check_batch(self.config, world)
+        data = config.data
+        memory = data.memory / 2
+        plain: dict[str, Any] = {"workers": data.workers, "memory": memory}
+        order = (
+            BalancedOrder(config.seed, parts.train.targets) if data.balanced else Order(config.seed, len(parts.train))
+        )
+        self.loader = Loader(parts.train, self.preprocess, order=order, augment=config.augment, **plain)
+        assert parts.val is not None
+        self.val = Loader(parts.val, self.preprocess, **plain)
+        self.test = Loader(parts.test, self.preprocess, **plain) if parts.test is not None else None
+        self.notes: list[str] = list(parts.notes)
+        self.model = start.model
+        if fresh and start.new_head and config.head == "least_squares":
+            self.notes.append(solve_head(self.model, Loader(parts.train, self.preprocess, **plain), self.val))
+        self.model.to(world.device).train()
+        self.objective = make_objective(self.config, parts.train.targets, len(self.labels))
+        self.teacher = Teacher(config.distill, self.labels, self.preprocess) if config.distill.teacher else None
+        trainee = Trainee(self.model, self.objective)
+        self.trainee = DistributedDataParallel(trainee) if world.size > 1 else trainee
+        self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.sharpness = Sharpness(self.parameters, config.optim.sam) if config.optim.sam else None
+        self.average = Average(self.model, config.ema) if config.ema else None
+        self.step, self.batches = 0, iter(())  # type: tuple[int, Iterator[Batch]]
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """What is evaluated and shipped."""
+        return self.average.model if self.average else self.model
+
+    @property
+    def epoch(self) -> float:
+        return self.step * self.config.batch_size / len(self.loader.source)
+
+    def begin(self) -> None:
+        """Starts to prepare batches, from the present step on."""
+        self.batches = self.loader.training(self.stretches(self.step))
+
+    def stretches(self, step: int) -> Iterator[tuple[int, int]]:
+        """This process's stretch of positions in each part of each step, for ever."""
+        size = self.config.batch_size // self.config.accumulate // self.world.size
+        for number in itertools.count(step * self.config.accumulate):
+            start = (number * self.world.size + self.world.rank) * size
+            yield start, start + size
+
+    def advance(self, progress: float) -> dict[str, float | None]:
+        """Makes one step: loss, accuracy, gradient norm and rate. Raises NotANumber before anything has changed."""
+        batches = list(itertools.islice(self.batches, self.config.accumulate))
+        buffers = [b.clone() for b in self.model.buffers()]
+        loss, accuracy, norm = self.gradients(batches)
+        if self.sharpness is not None and math.isfinite(norm):
+            self.sharpness.climb(norm)
+            self.clear()
+            _, _, norm = self.gradients(batches)
+            self.sharpness.descend()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.clear()
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+            raise NotANumber(self.find_fault(batches))
+        factor = rate(self.config.schedule, progress)
+        self.apply(norm, factor)
+        return {"loss": loss, "accuracy": accuracy, "grad_norm": norm, "lr": self.config.optim.lr * factor}
+
+    def gradients(self, batches: list[Batch]) -> tuple[float, float | None, float]:
+        """Loss, accuracy (None where labels are mixed or several) and the norm of the gradient of a whole batch."""
+        losses, hits = [], []
+        for part, batch in enumerate(batches):
+            inputs = self.inputs(batch)
+            torch.manual_seed(self.part_seed(part))
+            last = part == len(batches) - 1
+            apart = isinstance(self.trainee, DistributedDataParallel) and not last
+            with self.trainee.no_sync() if apart else contextlib.nullcontext():  # type: ignore[operator]
+                with autocast(self.config.precision, self.world.device):
+                    loss, logits = self.trainee(inputs["images"], inputs["targets"], inputs.get("taught"))
+                (loss / len(batches)).backward()
+            losses.append(loss.detach().float())
+            if batch.targets.ndim == 1:
+                hits.append((logits.detach().argmax(1) == inputs["targets"]).float().mean())
+        means = [torch.stack(losses).mean(), torch.stack(hits).mean() if hits else torch.tensor(0.0)]
+        loss, accuracy = self.world.mean(torch.stack(means)).tolist()
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
+        return loss, accuracy if hits else None, norm
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        device = self.world.device
+        found = {"images": batch.images.to(device), "targets": batch.targets.to(device)}
+        if self.teacher is not None:
+            found["taught"] = self.teacher(found["images"])
+        return found
+
+    def part_seed(self, part: int) -> int:
+        """For the randomness inside the model, which has no samples: dropout, drop path."""
+        place = torch.tensor([part * self.world.size + self.world.rank]).numpy()
+        return int(keys(self.config.seed, self.step, place)[0] >> 1)
+
+    @torch.no_grad()
+    def apply(self, norm: float, factor: float) -> None:
+        clip = self.config.optim.clip
+        if clip and norm > clip:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], clip / norm)
+        set_rate(self.optimisers, factor)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.clear()
+        self.step += 1
+        if self.average is not None:
+            self.average.update(self.model, self.step)
+
+    def clear(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+
+    def find_fault(self, batches: list[Batch]) -> tuple[Fault, dict[str, Tensor]]:
+        """Where the step that could not be made went wrong, and the part of the batch that did it."""
+        found: tuple[int, Place | None] = (0, None)
+        model = self.checkpoint(raw=True).model().to(self.world.device)  # as `replay` will see it: all of it trainable
+        for part, batch in enumerate(batches):
+            place = diagnose(model, self.objective, self.inputs(batch), self.part_seed(part))
+            if place is not None:
+                found = (part, place)
+                break
+        part, place = found
+        names = [self.loader.source.name(int(i)) for i in batches[part].indices]
+        fault = Fault(self.step, part, self.part_seed(part), place, names, self.objective.to_json())
+        return fault, self.inputs(batches[part])
+
+    def checkpoint(self, provenance: dict[str, Any] | None = None, *, raw: bool = False) -> Checkpoint:
+        """The evaluated model (`raw`: the one that is trained) with all that travels with it."""
+        tensors = {n: t.cpu() for n, t in merged_state(self.model if raw else self.evaluated).items()}
+        return Checkpoint(
+            self.config.model, tensors, self.preprocess, self.labels, provenance=provenance or {}, several=self.several
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that training needs and `checkpoint` does not hold."""
+        tensors = {f"optim.{n}.{slot}": t for n, slot, t in self.slots()}
+        if self.average is not None or self.config.lora:
+            tensors |= {f"weights.{n}": t for n, t in self.model.state_dict().items()}
+        if self.average is not None and self.config.lora:
+            tensors |= {f"average.{n}": t for n, t in self.average.model.state_dict().items()}
+        return tensors
+
+    def slots(self) -> Iterator[tuple[str, str, Tensor]]:
+        names: dict[Tensor, str] = {p: n for n, p in self.model.named_parameters()}
+        for optimiser in self.optimisers:
+            for parameter, slots in optimiser.state.items():
+                for slot, value in slots.items():
+                    if value is not None:
+                        yield names[parameter], slot, torch.as_tensor(value)
+
+    def restore(self, step: int, model: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """The opposite of `checkpoint` and `state`, bit for bit."""
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+        self.model.load_state_dict(under("weights.") or model)
+        if self.average is not None:
+            self.average.model.load_state_dict(under("average.") or model)
+        owners = {p: o for o in self.optimisers for g in o.param_groups for p in g["params"]}
+        parameters = dict(self.model.named_parameters())
+        for name, value in under("optim.").items():
+            name, _, slot = name.rpartition(".")
+            parameter = parameters[name]
+            owners[parameter].state[parameter][slot] = value.to(parameter.device)
+        self.step = step
+
+
+def check_batch(config: Config, world: World) -> None:
+    """A batch must fall apart evenly, and pairs that are mixed must stay together."""
+    share, rest = divmod(config.batch_size, config.accumulate * world.size)
+    if rest:
+        raise ConfigError(
+            f"batch_size {config.batch_size} cannot be divided among {world.size} processes x accumulate "
+            f"{config.accumulate}; take a multiple of {world.size * config.accumulate}."
+        )
+    if (config.augment.mixup or config.augment.cutmix) and share % 2 and (world.size > 1 or config.accumulate > 1):
+        raise ConfigError(f"mixup and cutmix mix pairs, so each process needs an even number of pictures, not {share}.")

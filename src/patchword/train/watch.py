@@ -1,0 +1,52 @@
+"""Who looks on while a run goes: the console and the loggers are watchers, and so may be a user's own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+
+
+@dataclass(frozen=True)
+class Briefing:
+    """What is known when the first step begins."""
+
+    folder: Path
+    config: Config
+    parameters: int
+    trained: int  # of these, those that change
+    samples: dict[str, int]  # of each part
+    classes: int
+    steps: int | None  # None: as many as the budget allows
+    resumed_at: int  # step
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    folder: Path
+    figures: dict[str, dict[str, Any]]  # of "val" and, if there is one, "test"
+    best_step: int
+    steps: int
+    seconds: float
+    report: Path
+    notes: tuple[str, ...]
+
+
+class Watcher:
+    """Does nothing; override what is of interest."""
+
+    def begin(self, briefing: Briefing) -> None: ...
+
+    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+        """A row of metrics.jsonl; `progress` 0 to 1, `left` seconds."""
+
+    def tick(self, progress: float, left: float) -> None:
+        """A step without a row."""
+
+    def say(self, message: str) -> None: ...
+
+    def end(self, outcome: Outcome | None) -> None:
+        """None: the run did not come to its end."""

