@@ -23,7 +23,7 @@ ROOMS = (
     "checkpoints",
     "engines",
 )
-ROOMS += ("classifier", "evaluation", "inspection", "report", "train")
+ROOMS += ("classifier", "evaluation", "inspection", "report", "training")
 ROOMS += ("studies", "serve", "cli")
 
 

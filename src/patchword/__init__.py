@@ -13,42 +13,70 @@ __version__ = "0.1.0"
 
 # Where each public name lives; looked up on first use, so that `patchword --help` need not import torch.
 _PLACES = {
+    "AugmentConfig": "config",
     "Checkpoint": "checkpoints",
     "Classifier": "classifier",
+    "Config": "config",
     "ConfigError": "errors",
+    "DataConfig": "config",
+    "DistillConfig": "config",
+    "OptimConfig": "config",
+    "Parts": "data.sources",
     "PatchwordError": "errors",
     "Preprocess": "preprocess",
     "ResNetConfig": "config",
+    "ScheduleConfig": "config",
     "ViT": "models",
     "ViTConfig": "config",
+    "Watcher": "training",
+    "augmentation": "presets",
     "build": "models",
     "create": "models",
     "evaluate": "evaluation",
+    "from_arrays": "data.sources",
     "load": "checkpoints",
+    "load_recipe": "recipes",
+    "open_data": "data.open",
     "patchify": "models",
     "preset": "presets",
     "read_checkpoint": "checkpoints",
     "resized": "models",
+    "resume": "training",
+    "train": "training",
     "unpatchify": "models",
     "write_checkpoint": "checkpoints",
 }
 __all__ = [
+    "AugmentConfig",
     "Checkpoint",
     "Classifier",
+    "Config",
     "ConfigError",
+    "DataConfig",
+    "DistillConfig",
+    "OptimConfig",
+    "Parts",
     "PatchwordError",
     "Preprocess",
     "ResNetConfig",
+    "ScheduleConfig",
     "ViT",
     "ViTConfig",
+    "Watcher",
+    "augmentation",
     "build",
     "create",
     "evaluate",
+    "from_arrays",
     "load",
+    "load_recipe",
+    "open_data",
     "patchify",
     "preset",
     "read_checkpoint",
     "resized",
+    "resume",
+    "train",
     "unpatchify",
     "write_checkpoint",
 ]
@@ -56,12 +84,25 @@ __all__ = [
 if TYPE_CHECKING:
     from .checkpoints import Checkpoint, load, read_checkpoint, write_checkpoint
     from .classifier import Classifier
-    from .config import ResNetConfig, ViTConfig
+    from .config import (
+        AugmentConfig,
+        Config,
+        DataConfig,
+        DistillConfig,
+        OptimConfig,
+        ResNetConfig,
+        ScheduleConfig,
+        ViTConfig,
+    )
+    from .data.open import open_data
+    from .data.sources import Parts, from_arrays
     from .errors import ConfigError, PatchwordError
     from .evaluation import evaluate
     from .models import ViT, build, create, patchify, resized, unpatchify
     from .preprocess import Preprocess
-    from .presets import preset
+    from .presets import augmentation, preset
+    from .recipes import load_recipe
+    from .training import Watcher, resume, train
 
 
 def __dir__() -> list[str]:

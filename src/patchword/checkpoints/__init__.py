@@ -9,7 +9,7 @@ from ..models import Model
 from .checkpoint import Checkpoint
 from .convert import WRITABLE, write_foreign
 from .files import TENSOR_SUFFIXES
-from .folder import DESCRIPTION, read_folder, write_folder
+from .folder import CHECKPOINTS, DESCRIPTION, read_folder, read_unfinished, write_folder
 from .foreign import read_foreign
 
 __all__ = ["WRITABLE", "Checkpoint", "load", "read_checkpoint", "write_checkpoint"]
@@ -36,6 +36,8 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
             )
         if path.name == DESCRIPTION or (path.is_dir() and (path / DESCRIPTION).is_file()):
             return read_folder(path if path.is_dir() else path.parent).adapted(**fields)
+        if (path / CHECKPOINTS).is_dir():
+            return read_unfinished(path).adapted(**fields)
         return read_foreign(path, fields)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error}).") from None

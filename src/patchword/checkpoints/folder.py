@@ -1,5 +1,6 @@
 """Our own format: a folder with model.safetensors and model.json, which says everything about it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from .rules import listed
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+CHECKPOINTS = "checkpoints"  # of a run
 KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 EXTRA = "extra."
 
@@ -72,6 +74,18 @@ def read_folder(folder: Path) -> Checkpoint:
     check_tensors(folder / WEIGHTS, tensors, config)
     said_so = (config, tensors, preprocess, labels, temperature, provenance, family, quirks, extras)
     return Checkpoint(*said_so, several=several)
+
+
+def read_unfinished(run: Path) -> Checkpoint:
+    """The model of the last whole checkpoint of a run that has not come to its end; a note says so."""
+    for folder in sorted((run / CHECKPOINTS).glob("step-*"), reverse=True):
+        try:
+            checkpoint = read_folder(folder)
+        except CheckpointError:
+            continue
+        note = f"{run} is not finished: the model is that of {folder.name}. `patchword resume {run}` goes on."
+        return replace(checkpoint, notes=(*checkpoint.notes, note))
+    raise CheckpointError(f"{run} is a run without a whole checkpoint yet. Start it again: patchword resume {run}")
 
 
 def read_preprocess(said: Any, config: ModelConfig) -> Preprocess | None:

@@ -9,8 +9,8 @@ from ..config import DataConfig
 from ..data.doctor import Finding, examine, findings_table, machine_findings
 from ..data.open import open_data
 from ..engines.probe import probe
-from ..train.folder import CONFIG
-from ..train.guard import replay
+from ..training.folder import CONFIG
+from ..training.guard import replay
 from .screen import progress
 
 

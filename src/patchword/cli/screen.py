@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..train import Outcome
+    from ..training import Outcome
 
 
 def say(text: str) -> None:

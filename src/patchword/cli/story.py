@@ -7,8 +7,8 @@ import numpy as np
 from ..classifier import Classifier
 from ..data.named import named_set
 from ..recipes import load_recipe
-from ..train import train
-from ..train.console import ConsoleWatcher
+from ..training import train
+from ..training.console import ConsoleWatcher
 
 SHADES = " .:-=+*#%@"
 SHOWN = 6  # digits on the screen

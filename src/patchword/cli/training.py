@@ -46,9 +46,9 @@ def train(
         json: one JSON document on standard output, nothing else
     """
     config = overridden(base_config(what), TAKEN)
-    from .. import train as training
-    from ..train.console import ConsoleWatcher
-    from ..train.loggers import make_loggers
+    from .. import training
+    from ..training.console import ConsoleWatcher
+    from ..training.loggers import make_loggers
 
     watchers = (ConsoleWatcher(), *make_loggers(config))
     return print_outcome(training.train(config, out, watchers=watchers, started=STARTED), json)
@@ -63,10 +63,10 @@ def resume(run: Annotated[Positional[Path], words("RUN")], json: Flag = False) -
         run: a run folder
         json: one JSON document on standard output, nothing else
     """
-    from .. import train as training
-    from ..train.console import ConsoleWatcher
-    from ..train.folder import read_config
-    from ..train.loggers import make_loggers
+    from .. import training
+    from ..training.console import ConsoleWatcher
+    from ..training.folder import read_config
+    from ..training.loggers import make_loggers
 
     watchers = (ConsoleWatcher(), *make_loggers(read_config(run)))
     return print_outcome(training.resume(run, watchers=watchers, started=STARTED), json)

@@ -1,1 +1,1 @@
-"""From files on disk to pictures and class numbers. Knows no models and no preprocessing."""
+"""From files on disk to pictures and class numbers. Knows no models."""

@@ -20,6 +20,7 @@ from ..errors import ConfigError, Stopped, TrainingError
 from .finish import finish
 from .folder import Metrics, is_finished, new_folder, read_config, read_split, seconds_spent, tidy, write_split
 from .guard import Fault, write_fault
+from .memory import keep_memory
 from .precision import resolve
 from .schedule import BudgetClock, Clock, StepClock
 from .signals import Stop
@@ -92,6 +93,7 @@ class Run:
         self, folder: Path, config: Config, parts: Parts, world: World, watchers: tuple[Watcher, ...], started: float
     ) -> None:
         self.folder, self.parts, self.world = folder, parts, world
+        keep_memory()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.watchers = watchers if world.first else ()
@@ -110,7 +112,7 @@ class Run:
             self.notes += complaints
         self.resumed_at = self.trainer.step
         self.clock = self.make_clock()
-        self.evaluation_seconds = self.evaluating = 0.0
+        self.evaluation_seconds = self.evaluating = self.saving = 0.0
         self.saved_at = time.monotonic()
 
     def make_clock(self) -> Clock:
@@ -124,7 +126,7 @@ class Run:
         return self.spent + time.monotonic() - self.started
 
     def go(self) -> Outcome | None:
-        outcome = None
+        outcome, begun = None, []
         try:
             if self.world.first and read_split(self.folder) is None:
                 write_split(self.folder, self.parts.split)
@@ -134,6 +136,7 @@ class Run:
                 self.metrics = Metrics(self.folder, self.length)
             for watcher in self.watchers:
                 watcher.begin(self.briefing())
+                begun.append(watcher)
             with Stop() as stop:
                 self.steps(stop)
             outcome = finish(self)
@@ -141,7 +144,7 @@ class Run:
         finally:
             if self.world.first and hasattr(self, "metrics"):
                 self.metrics.close()
-            for watcher in self.watchers:
+            for watcher in begun:
                 watcher.end(outcome)
 
     def briefing(self) -> Briefing:
@@ -170,7 +173,7 @@ class Run:
             over = self.world.shared(clock.over(trainer.step))
             if over or self.evaluation_due():
                 self.evaluate(last=over)
-            elif self.world.shared(time.monotonic() - self.saved_at >= self.config.save_every):
+            elif self.save_due():
                 self.save()
             if self.world.shared(stop.signal is not None):
                 self.save()
@@ -181,10 +184,10 @@ class Run:
         """Keeps back as much of a budget as the end will take: two evaluations, saving and the report."""
         if not isinstance(self.clock, BudgetClock):
             return
-        self.clock.longest = max(seconds, 0.9 * self.clock.longest)
+        self.clock.made(seconds)
         held_out = len(self.trainer.val.source) + (len(self.trainer.test.source) if self.trainer.test else 0)
         pace = self.pace_of_evaluation(seconds)
-        self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.0)
+        self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.5 * self.saving + 1.0)
 
     def pace_of_evaluation(self, step_seconds: float) -> float:
         """Seconds for a picture: as measured, or else a third of what it takes to train on one, and a margin."""
@@ -235,16 +238,25 @@ class Run:
         self.note(row)
         if better:
             self.best = {name: value for name, value in row.items() if name != "seconds"}
-        if better or last or self.world.shared(time.monotonic() - self.saved_at >= self.config.save_every):
+        if better or last or self.save_due():
             self.save()
 
+    def save_due(self) -> bool:
+        """By time: as configured, and twenty times in a budget, which a kill would else use up, if saving is quick."""
+        every = self.config.save_every
+        if self.config.budget is not None:
+            every = min(every, max(self.config.budget / 20, 50 * self.saving))
+        return bool(self.world.shared(time.monotonic() - self.saved_at >= every))
+
     def save(self) -> None:
+        start = time.monotonic()
         if self.world.first:
             length = self.metrics.sync()
             snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state())
             self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
         self.world.barrier()
         self.saved_at = time.monotonic()
+        self.saving = self.saved_at - start
 
     def provenance(self) -> dict[str, Any]:
         return {"run": self.config.name, "data": self.config.data.source, "seed": self.config.seed, **self.place()}

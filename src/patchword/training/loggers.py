@@ -1,6 +1,7 @@
 """Rows of metrics sent elsewhere, by choice: TensorBoard, MLflow, Weights & Biases. metrics.jsonl is written always."""
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,18 @@ from .watch import Briefing, Outcome, Watcher
 
 
 class LogWatcher(Watcher):
-    """Sends every number of every row as KIND/NAME at its step. Subclasses say where to."""
+    """Sends every number of every row as KIND/NAME at its step. Subclasses say where to.
+
+    A logger that fails while the run goes is told of once and then left alone: the run is worth more.
+    """
+
+    broken = False
 
     def begin(self, briefing: Briefing) -> None:
-        self.start(briefing)
+        try:
+            self.start(briefing)
+        except Exception as error:
+            raise ConfigError(f"log: {type(self).__name__} could not be started ({error}).") from None
 
     def start(self, briefing: Briefing) -> None:
         raise NotImplementedError
@@ -23,7 +32,13 @@ class LogWatcher(Watcher):
 
     def row(self, row: dict[str, Any], progress: float, left: float) -> None:
         numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in ("step", "n")}
-        self.send({f"{row['kind']}/{name}": value for name, value in numbers.items()}, row["step"])
+        if self.broken:
+            return
+        try:
+            self.send({f"{row['kind']}/{name}": value for name, value in numbers.items()}, row["step"])
+        except Exception as error:
+            self.broken = True
+            print(f"{type(self).__name__} failed and gets no more rows: {error}", file=sys.stderr)
 
 
 class TensorBoard(LogWatcher):

@@ -53,7 +53,16 @@ class BudgetClock:
     def __init__(self, budget: float, spent: float, started: float, now: Callable[[], float] = time.monotonic) -> None:
         self.budget, self.spent, self.started, self.now = budget, spent, started, now
         self.reserve = 0.0  # for the last evaluation and saving; the loop learns it
-        self.longest = 0.0  # seconds of the longest step of late
+        self.recent: list[float] = []  # seconds of the last steps
+
+    def made(self, seconds: float) -> None:
+        """Takes note of how long a step took."""
+        self.recent = [*self.recent, seconds][-10:]
+
+    @property
+    def longest(self) -> float:
+        """Seconds that the next step may take: the longest but one of late, so that a stall does not end a run."""
+        return sorted(self.recent)[-2:][0] if self.recent else 0.0
 
     @property
     def elapsed(self) -> float:

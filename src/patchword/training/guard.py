@@ -79,6 +79,8 @@ def diagnose(model: nn.Module, objective: Objective, batch: dict[str, Tensor], s
     for name, tensor in batch.items():
         if tensor.is_floating_point() and not is_finite(tensor):
             return Place("input", name, digest(tensor))
+    # Laid out in memory as if read from a file: a convolution's last bits depend on that.
+    batch = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in batch.items()}
     found: list[Place] = []
     model = copy.deepcopy(model).train()  # a batch norm's statistics change in the forward pass
     torch.manual_seed(seed)

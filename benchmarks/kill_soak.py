@@ -1,0 +1,77 @@
+"""Training runs that are killed again and again, and must end as if nothing had happened, bit for bit.
+
+    .venv/bin/python benchmarks/kill_soak.py --kills 200         # about four minutes
+
+Each run is a tiny ViT on digits, with everything on that has state (EMA, dropout, mixup, accumulation, AdamW or Muon).
+Its process dies by SIGKILL at random moments and in the middle of a save, of an evaluation and of the end; then the run
+is resumed. Held against an undisturbed run: the bytes of model and last checkpoint, and every row of metrics.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from harness import write_result
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from patchword.config import Config, DataConfig, OptimConfig
+from runs import Nursery, end_of, go_on, killed_again_and_again, leftovers, tiny, write_recipe
+
+STEPS = 140
+OPTIMISERS, WORKERS = ("adamw", "muon"), (0, 2)
+
+
+def configured(optimiser: str, workers: int) -> Config:
+    optim = OptimConfig(name=optimiser, lr=3e-3)  # type: ignore[arg-type]
+    return tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", workers=workers))
+
+
+def undisturbed(nursery: Nursery, folder: Path, optimiser: str) -> dict[str, Any]:
+    recipe = write_recipe(folder / f"{optimiser}.py", configured(optimiser, 0))
+    child = go_on(nursery, recipe, folder / optimiser)
+    assert child.wait() == 0, child.said()
+    return end_of(folder / optimiser, STEPS)
+
+
+def moments(chance: random.Random) -> list[str | float]:
+    """Half of them anywhere, the others in the midst of something."""
+    middle = [chance.choice(["save", "evaluation", chance.uniform(0, 1), chance.uniform(0, 1)]) for _ in range(9)]
+    return [*middle, "finish"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    chance, total, rows = random.Random(args.seed), Counter[str](), []
+    with tempfile.TemporaryDirectory() as name, Nursery(Path(name)) as nursery:
+        folder = Path(name)
+        references = {optimiser: undisturbed(nursery, folder, optimiser) for optimiser in OPTIMISERS}
+        print(f"{'run':>4} {'optimiser':>10} {'workers':>8} {'kills':>6} {'seconds':>8}  end")
+        while total.total() < args.kills:
+            optimiser, workers = OPTIMISERS[len(rows) % 2], WORKERS[len(rows) // 2 % 2]
+            run = folder / f"run{len(rows)}"
+            recipe = write_recipe(folder / "recipe.py", configured(optimiser, workers))
+            start = time.monotonic()
+            kills = killed_again_and_again(nursery, recipe, run, moments(chance))
+            same = end_of(run, STEPS) == references[optimiser] and not leftovers(run)
+            total.update(kills)
+            rows.append({"optimiser": optimiser, "workers": workers, "kills": len(kills), "identical": same})
+            seconds, end = time.monotonic() - start, "identical" if same else "DIFFERENT"
+            print(f"{len(rows):4} {optimiser:>10} {workers:8} {len(kills):6} {seconds:8.1f}  {end}", flush=True)
+    good = sum(row["identical"] for row in rows)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in total.most_common())
+    print(f"{total.total()} kills ({kinds}) in {len(rows)} runs; {good} of {len(rows)} runs ended bit-identically")
+    content = {"kills": total.total(), "kinds": dict(total), "identical": good, "runs": rows, "seed": args.seed}
+    print(write_result("kill_soak", content))
+    sys.exit(good != len(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""One process of a run that writes down which samples it trains on: a child of `runs.Nursery`.
+
+    recorded_run.py RECIPE RUN LOG [STOP] [POISON]
+
+LOG gets a line "position sample" for each. After step STOP the run is asked to save and leave, as by SIGTERM; a part of
+a batch that begins at position POISON holds a NaN. A run that exists is resumed.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from patchword.data.loader import Batch, Loader
+from patchword.errors import Stopped, TrainingError
+from patchword.recipes import load_recipe
+from patchword.training import resume, train
+from patchword.training.watch import Watcher
+
+
+class StopAt(Watcher):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+        if (row["kind"], row["step"]) == ("train", self.step):  # once: the second signal would be obeyed at once
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def record(log: Path, poison: int) -> None:
+    prepare = Loader.training_batch
+
+    def recorded(self: Loader, stretch: tuple[int, int]) -> Batch:
+        batch = prepare(self, stretch)
+        with log.open("a") as file:
+            file.writelines(f"{p} {i}\n" for p, i in zip(range(*stretch), batch.indices, strict=True))
+        if stretch[0] == poison:
+            batch.images[0, 0, 0, 0] = float("nan")
+        return batch
+
+    Loader.training_batch = recorded  # type: ignore[method-assign]
+
+
+def main(recipe: str, run: str, log: str, stop: str = "-1", poison: str = "-1") -> None:
+    record(Path(log), int(poison))
+    watchers = (StopAt(int(stop)),)
+    try:
+        if Path(run).exists():
+            resume(run, watchers=watchers)
+        else:
+            train(load_recipe(recipe), run, watchers=watchers)
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signal)
+    except TrainingError as error:
+        print(error)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

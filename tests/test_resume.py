@@ -1,0 +1,171 @@
+"""A run that is killed at any moment, any number of times, ends as if nothing had happened: bit for bit."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchword.config import Config, DataConfig, OptimConfig
+from runs import (
+    ENVIRONMENT,
+    Nursery,
+    end_of,
+    go_on,
+    is_finished,
+    killed_again_and_again,
+    leftovers,
+    shared_nursery,
+    tiny,
+    until,
+    wait_for,
+    write_recipe,
+)
+
+STEPS = 60
+SEED = random.SystemRandom().randrange(2**32)  # other moments each time; a failure tells the seed
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Nursery:
+    return shared_nursery()
+
+
+def configured(optimiser: str, workers: int = 0) -> Config:
+    optim = OptimConfig(name=optimiser, lr=3e-3)  # type: ignore[arg-type]
+    return tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", workers=workers))
+
+
+@pytest.fixture(scope="module")
+def references(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The end of undisturbed runs, by optimiser."""
+    ends = {}
+    for optimiser in ("adamw", "muon"):
+        folder = tmp_path_factory.mktemp(optimiser)
+        recipe = write_recipe(folder / "recipe.py", configured(optimiser).replace(save_every=3600.0))
+        child = go_on(nursery, recipe, folder / "run")
+        assert child.wait() == 0, child.said()
+        ends[optimiser] = end_of(folder / "run", STEPS)
+    return ends
+
+
+def check_end(run: Path, reference: dict[str, Any]) -> None:
+    assert end_of(run, STEPS) == reference
+    assert leftovers(run) == []
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kills_leave_no_trace(
+    nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path, optimiser: str, workers: int
+) -> None:
+    chance = random.Random(f"{SEED} {optimiser} {workers}")
+    moments: list[str | float] = ["save", "evaluation", chance.uniform(0.0, 0.9), chance.uniform(0.3, 0.9)]
+    chance.shuffle(moments)
+    recipe = write_recipe(tmp_path / "recipe.py", configured(optimiser, workers))
+    kills = killed_again_and_again(nursery, recipe, tmp_path / "run", [*moments, "finish"])
+    assert len(kills) >= 4, f"seed {SEED}: the run was over before it could be killed"
+    check_end(tmp_path / "run", references[optimiser])
+
+
+def test_a_kill_before_the_first_step(nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Between config.json and the first step, and before the first checkpoint."""
+    run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("adamw").replace(save_every=3600.0))
+    for sign in ("config.json", "metrics.jsonl", "metrics.jsonl"):
+        child = go_on(nursery, recipe, run)
+        assert until(lambda sign=sign: (run / sign).exists())  # type: ignore[misc]
+        assert child.kill() == -signal.SIGKILL
+        assert not (run / "checkpoints").exists()
+    child = nursery.run("resume", run)
+    assert child.wait() == 0, child.said()
+    check_end(run, references["adamw"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_leaves(
+    nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path, number: int, code: int
+) -> None:
+    chance = random.Random(f"{SEED} {number}")
+    # Without the signal nothing would be saved between two evaluations.
+    run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("muon").replace(save_every=3600.0))
+    metrics, reached = run / "metrics.jsonl", [0]
+    for moment in ("evaluation", chance.uniform(0.0, 0.3)):
+        before = metrics.stat().st_size if run.exists() else 0
+        child = go_on(nursery, recipe, run)
+        assert until(lambda before=before: metrics.exists() and metrics.stat().st_size > before)  # type: ignore[misc]
+        wait_for(moment, run)
+        child.signal(number)
+        assert child.wait() == code, f"seed {SEED}: {child.said()}"
+        assert f"patchword resume {run}" in child.said()
+        reached.append(max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")))
+        assert f"stopped at step {reached[-1]};" in child.said()
+    assert reached == sorted(set(reached)), "each process went on from where the last one stopped"
+    child = nursery.run("resume", run)
+    assert child.wait() == 0, child.said()
+    check_end(run, references["muon"])
+    again = nursery.run("resume", run)
+    assert again.wait() == 2
+    assert f"{run} is finished" in again.said() and "report.html" in again.said() and "Traceback" not in again.said()
+
+
+def test_a_second_signal_is_obeyed_at_once(nursery: Nursery, tmp_path: Path) -> None:
+    """Here the first cannot be obeyed soon: one step takes minutes."""
+    giant = tiny(batch_size=2**18, accumulate=1, steps=2)
+    for number, code in ((signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)):
+        run = tmp_path / f"run{number}"
+        child = nursery.run("train", write_recipe(tmp_path / "recipe.py", giant), "--out", run)
+        assert until(lambda run=run: (run / "metrics.jsonl").exists())  # type: ignore[misc]
+        until(lambda: False, 0.2)
+        child.signal(number)
+        until(lambda: False, 0.3)
+        child.signal(number)
+        assert child.wait() == code, child.said()
+
+
+def test_the_command_itself(nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Not a child of the nursery but python -m patchword, which starts afresh, and is killed likewise."""
+    run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("adamw", 2))
+    command = [sys.executable, "-m", "patchword", "train", recipe, "--out", str(run)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=ENVIRONMENT) as process:
+        assert until(lambda: any((run / "checkpoints").glob("step-*")))
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and not is_finished(run)
+    child = nursery.run("resume", run)
+    assert child.wait() == 0, child.said()
+    check_end(run, references["adamw"])
+
+
+def picture_folder(folder: Path) -> Path:
+    noise = np.random.default_rng(0)
+    for label in ("circle", "cross"):
+        (folder / label).mkdir(parents=True)
+        for number in range(20):
+            Image.fromarray(noise.integers(0, 256, (8, 8), np.uint8)).save(folder / label / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "moved"])
+def test_changed_data_are_refused(nursery: Nursery, tmp_path: Path, change: str) -> None:
+    photos, run = picture_folder(tmp_path / "photos"), tmp_path / "run"
+    config = tiny(data=DataConfig(source=str(photos), workers=0), batch_size=4, steps=10_000)
+    child = nursery.run("train", write_recipe(tmp_path / "recipe.py", config), "--out", run)
+    assert until(lambda: any((run / "checkpoints").glob("step-*")))
+    child.signal(signal.SIGTERM)
+    assert child.wait() == 143, child.said()
+    before = (run / "metrics.jsonl").read_bytes()
+    if change == "added":
+        shutil.copy(photos / "cross/1.png", photos / "cross/new.png")
+    elif change == "removed":
+        (photos / "cross/1.png").unlink()
+    else:
+        shutil.move(photos / "cross/1.png", photos / "circle/1b.png")
+    child = nursery.run("resume", run)
+    assert child.wait() == 2
+    assert "The data have changed since the run began" in child.said() and "Traceback" not in child.said()
+    assert (run / "metrics.jsonl").read_bytes() == before, "a refused resumption leaves the run as it was"

@@ -1,0 +1,446 @@
+"""Training: every recipe makes a step, every option does what it says, and a run leaves what it promises."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import patchword as pw
+from patchword.checkpoints import read_checkpoint, write_checkpoint
+from patchword.checkpoints.checkpoint import Checkpoint
+from patchword.config import (
+    AugmentConfig,
+    Config,
+    DataConfig,
+    DistillConfig,
+    OptimConfig,
+    ResNetConfig,
+    ScheduleConfig,
+    ViTConfig,
+)
+from patchword.data.sources import ArraySource, Parts, from_arrays
+from patchword.errors import ConfigError, DataError
+from patchword.overrides import overridden, seconds
+from patchword.recipes import RECIPES, load_recipe
+from patchword.training import train
+from patchword.training.lora import add_lora, merged_state
+from patchword.training.objective import class_weights, make_objective
+from patchword.training.optimisers import Muon, Sharpness, make_optimisers, newton_schulz
+from patchword.training.schedule import BudgetClock, rate
+from patchword.training.trainer import Trainer
+from patchword.training.world import World
+
+TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=16, depth=2, num_heads=2, mlp_dim=32)
+
+
+def stripes(count: int = 48, size: int = 8, channels: int = 1, classes: int = 4) -> ArraySource:
+    """Pictures that are told apart by which quarter of them is bright; learnt in a few steps."""
+    random = np.random.default_rng(0)
+    targets = np.arange(count) % classes
+    images = random.integers(0, 60, (count, size, size, channels), dtype=np.uint8)
+    width = size // classes
+    for image, target in zip(images, targets, strict=True):
+        image[:, target * width : (target + 1) * width] += 180
+    return from_arrays(images, targets, labels=[f"stripe {i}" for i in range(classes)])
+
+
+def parts(**changes: Any) -> Parts:
+    return Parts(stripes(**changes), stripes(16, **changes), stripes(20, **changes))
+
+
+def config(**changes: Any) -> Config:
+    base: dict[str, Any] = {"model": TINY, "batch_size": 16, "steps": 4, "data": DataConfig(workers=0)}
+    return Config(**{**base, **changes})
+
+
+def trainer(**changes: Any) -> Trainer:
+    made = Trainer(config(**changes), parts(), World(), fresh=True)
+    made.begin()
+    return made
+
+
+def losses(made: Trainer, steps: int) -> list[float]:
+    return [float(made.advance(0.5)["loss"] or 0) for _ in range(steps)]
+
+
+def shrunk(recipe: Config, teacher: Path) -> Config:
+    """The same recipe for a model and data of a size for tests."""
+    if isinstance(recipe.model, ResNetConfig):
+        model: Any = recipe.model.replace(image_size=32, layers=(1, 1))
+    else:
+        wide = {"embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 32, "in_channels": 3}
+        small = {"image_size": 16, "patch_size": 4, "stem": "linear", "stem_layers": ()}
+        model = recipe.model.replace(**wide, **small)
+    changes: dict[str, Any] = {"model": model, "batch_size": 4, "steps": 1, "budget": None, "threads": 1, "log": ()}
+    changes["data"] = recipe.data.replace(workers=0)
+    if recipe.init:
+        changes |= {"init": str(teacher), "image_size": 16}
+    if recipe.distill.teacher:
+        changes["distill"] = recipe.distill.replace(teacher=str(teacher))
+    return recipe.replace(**changes)
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    """A small model that knows the stripes' classes."""
+    model = TINY.replace(in_channels=3, image_size=16, num_classes=4)
+    preprocess = pw.Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+    torch.manual_seed(0)
+    tensors = pw.build(model).state_dict()
+    tensors["head.weight"] = torch.randn(4, 16)
+    labels = tuple(f"stripe {i}" for i in range(4))
+    write_checkpoint(tmp_path / "teacher", Checkpoint(model, tensors, preprocess, labels))
+    return tmp_path / "teacher"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_makes_a_step(name: str, teacher: Path, tmp_path: Path) -> None:
+    data = Parts(stripes(16, 16, 3), stripes(8, 16, 3))
+    outcome = train(shrunk(load_recipe(name), teacher), tmp_path / "run", parts=data)
+    assert outcome is not None and outcome.steps == 1
+    assert pw.Classifier.load(tmp_path / "run").labels == data.train.labels
+
+
+def test_recipes_are_one_screen_and_say_how_to_run_them() -> None:
+    folder = Path(sys.modules["patchword.recipes"].__file__ or "").parent
+    for name in RECIPES:
+        text = (folder / f"{name}.py").read_text()
+        assert len(text.splitlines()) <= 45 and "Command: " in text, name
+
+
+def test_a_users_own_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from patchword.config import Config\nconfig = Config(name='mine')\n")
+    assert load_recipe(str(tmp_path / "mine.py")).name == "mine"
+    (tmp_path / "bad.py").write_text("config = 1/0\n")
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        load_recipe(str(tmp_path / "bad.py"))
+    with pytest.raises(ConfigError, match="Did you mean finetune"):
+        load_recipe("finetun")
+
+
+def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    outcome = train(config(steps=80, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=parts())
+    assert outcome is not None and outcome.figures["test"]["top1"] == 1.0
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {
+        "config.json", "split.json", "metrics.jsonl", "checkpoints", "model.safetensors", "model.json", "report.html",
+    }  # fmt: skip
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    kinds = [row["kind"] for row in rows]
+    assert kinds.count("test") == 1 and kinds[-1] == "test" and kinds.count("train") == 17
+    assert rows[0]["loss"] > 1.2 and rows[-3]["loss"] < 0.4
+    found = read_checkpoint(tmp_path / "run")
+    assert found.provenance["metrics"]["test"]["top1"] == 1.0 and found.labels == stripes().labels
+
+
+def test_runs_are_never_overwritten(tmp_path: Path) -> None:
+    train(config(steps=1), tmp_path / "run", parts=parts())
+    with pytest.raises(ConfigError, match="never overwritten: patchword resume"):
+        train(config(steps=1), tmp_path / "run", parts=parts())
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
+    strong = AugmentConfig(crop="shift", flip=0.5, mixup=0.4, erase=0.3)
+    run = lambda **k: losses(trainer(model=TINY.replace(dropout=0.1), augment=strong, **k), 5)  # noqa: E731
+    assert run() == run() == run(data=DataConfig(workers=2)) == run(data=DataConfig(workers=3))
+    assert run() != run(seed=1)
+
+
+def test_accumulation_makes_the_same_steps() -> None:
+    whole, split = losses(trainer(), 6), losses(trainer(accumulate=4), 6)
+    assert split == pytest.approx(whole, abs=1e-5)
+
+
+def test_pictures_come_in_the_same_order_for_every_batch_size() -> None:
+    def seen(size: int) -> list[int]:
+        made = trainer(batch_size=size)
+        return [int(i) for _ in range(48 // size * 3) for i in next(made.batches).indices]
+
+    assert seen(4) == seen(16) == seen(48)
+    assert sorted(seen(16)[:48]) == list(range(48)) and seen(16)[:48] != seen(16)[48:96]
+
+
+def test_balanced_sampling() -> None:
+    source = stripes()
+    rare = source.subset(np.flatnonzero((source.targets > 0) | (np.arange(48) < 4)))
+    made = Trainer(config(data=DataConfig(workers=0, balanced=True)), Parts(rare, rare), World(), fresh=True)
+    made.begin()
+    seen = np.concatenate([next(made.batches).targets.numpy() for _ in range(30)])
+    assert np.bincount(seen).min() > 0.2 * len(seen)
+
+
+def test_class_weights() -> None:
+    weights = class_weights(np.array([0, 0, 0, 1]), 3)
+    assert weights.tolist() == pytest.approx([2 / 3, 2.0, 0.0])
+
+
+@pytest.mark.parametrize("optim", [
+    OptimConfig(name="sgd", lr=0.1), OptimConfig(name="muon", lr=1e-2), OptimConfig(lr=1e-2, sam=0.05),
+    OptimConfig(lr=1e-2, layer_decay=0.7, head_lr=2.0),
+], ids=lambda o: f"{o.name}-{o.sam}-{o.layer_decay}")  # fmt: skip
+def test_every_optimiser_learns(optim: OptimConfig) -> None:
+    found = losses(trainer(optim=optim), 120)
+    assert np.mean(found[-5:]) < 0.5 * found[0]
+
+
+def test_groups_have_their_rates_and_decay() -> None:
+    model = pw.build(TINY)
+    groups = make_optimisers(model, OptimConfig(lr=1.0, layer_decay=0.5, head_lr=3.0, weight_decay=0.1))[0].param_groups
+    place = {id(p): g for g in groups for p in g["params"]}
+    named = {n: place[id(p)] for n, p in model.named_parameters()}
+    assert named["head.weight"]["peak"] == 3.0 and named["norm.weight"]["peak"] == 1.0
+    assert named["blocks.1.mlp.fc1.weight"]["peak"] == 0.5 and named["patch_embed.proj.weight"]["peak"] == 0.125
+    assert named["blocks.0.norm1.weight"]["weight_decay"] == 0 == named["positions.table"]["weight_decay"]
+    assert named["blocks.0.attention.qkv.weight"]["weight_decay"] == 0.1
+    assert len(place) == len(list(model.parameters()))
+
+
+def test_newton_schulz_makes_singular_values_one() -> None:
+    torch.manual_seed(0)
+    for shape in [(3, 40, 64), (2, 64, 40)]:
+        values = torch.linalg.svdvals(newton_schulz(torch.randn(shape)))
+        assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_muon_takes_a_fused_qkv_for_three() -> None:
+    torch.manual_seed(0)
+    whole = nn.Parameter(torch.randn(24, 8))
+    three = [nn.Parameter(part.clone()) for part in whole.detach().chunk(3)]
+    whole.grad = torch.randn(24, 8)
+    for p, g in zip(three, whole.grad.chunk(3), strict=True):
+        p.grad = g.clone()
+    for params in ([whole], three):
+        Muon([{"params": params, "lr": 0.1, "weight_decay": 0.0}]).step()
+    torch.testing.assert_close(whole.detach(), torch.cat([p.detach() for p in three]))
+
+
+def test_sam_comes_back_to_the_bit() -> None:
+    p = nn.Parameter(torch.randn(50))
+    p.grad, before = torch.randn(50), p.detach().clone()
+    sharpness = Sharpness([p], 0.1)
+    sharpness.climb(float(p.grad.norm()))
+    assert float((p.detach() - before).norm()) == pytest.approx(0.1, rel=1e-5)
+    sharpness.descend()
+    assert torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "rsqrt", "constant"])
+def test_schedules(shape: Any) -> None:
+    schedule = ScheduleConfig(shape=shape, warmup=0.1, cooldown=0.2)
+    values = [rate(schedule, i / 1000) for i in range(1001)]
+    assert values[50] == pytest.approx(0.5) and max(values) == pytest.approx(1.0) and values[0] > 0
+    assert all(b <= a + 1e-9 for a, b in zip(values[100:], values[101:], strict=False))
+    assert values[-1] == pytest.approx(1.0 if shape == "constant" else 0.0, abs=1e-9)
+    if shape == "rsqrt":
+        assert values[400] == pytest.approx(math.sqrt(0.1 / 0.4))
+
+
+def test_a_budget_keeps_time_back() -> None:
+    now = [0.0]
+    clock = BudgetClock(100, spent=20, started=0.0, now=lambda: now[0])
+    clock.reserve, clock.longest = 10.0, 2.0
+    assert clock.progress(5) == pytest.approx(20 / 90) and not clock.over(5)
+    now[0] = 69.0
+    assert clock.over(5) and not clock.over(0)
+    assert clock.left(5, 1.0) == pytest.approx(11.0)
+
+
+def test_lora_trains_little_and_merges_exactly() -> None:
+    made = trainer(lora=2, optim=OptimConfig(lr=1e-2))
+    names = [n for n, p in made.model.named_parameters() if p.requires_grad]
+    assert all("down" in n or "up" in n or n.startswith("head") for n in names)
+    found = losses(made, 150)
+    assert np.mean(found[-10:]) < 0.8 * found[0]
+    merged = pw.build(made.config.model)
+    merged.load_state_dict(merged_state(made.model))
+    images = next(made.batches).images
+    torch.testing.assert_close(merged.eval()(images), made.model.eval()(images), atol=1e-5, rtol=1e-5)
+
+
+def test_lora_starts_from_the_model_as_it_was() -> None:
+    model = pw.build(TINY).eval()
+    images = torch.randn(2, 1, 8, 8)
+    nn.init.normal_(model.head.weight)  # type: ignore[arg-type]
+    before = model(images)
+    add_lora(model, 4)
+    torch.testing.assert_close(model(images), before)
+
+
+def test_freezing() -> None:
+    made = trainer(freeze=("patch_embed", "blocks.0"))
+    before = {n: p.detach().clone() for n, p in made.model.named_parameters()}
+    losses(made, 3)
+    changed = {n.rsplit(".", 1)[0] for n, p in made.model.named_parameters() if not torch.equal(p.detach(), before[n])}
+    assert "blocks.1.mlp.fc1" in changed and not any(n.startswith(("patch_embed", "blocks.0.")) for n in changed)
+    with pytest.raises(ConfigError, match="no weight begins with stam"):
+        trainer(freeze=("stam",))
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    assert losses(trainer(model=TINY.replace(checkpoint_blocks=True)), 3) == pytest.approx(
+        losses(trainer(), 3), abs=1e-6
+    )
+
+
+def test_fine_tuning_replaces_the_head(teacher: Path, tmp_path: Path) -> None:
+    data = Parts(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
+    start = Trainer(config(init=str(teacher)), data, World(), fresh=True)
+    assert start.model.head.weight.shape == (2, 16) and not start.model.head.weight.any()  # type: ignore[union-attr, operator]
+    solved = Trainer(config(init=str(teacher), head="least_squares"), data, World(), fresh=True)
+    assert solved.model.head.weight.any() and "least squares" in solved.notes[-1]  # type: ignore[union-attr, operator]
+    kept = Trainer(config(init=str(teacher)), Parts(stripes(16, 16, 3), stripes(16, 16, 3)), World(), fresh=True)
+    torch.testing.assert_close(dict(kept.model.state_dict()), dict(read_checkpoint(teacher).tensors))
+    larger = Trainer(config(init=str(teacher), image_size=32), data, World(), fresh=True)
+    assert larger.model.config.image_size == (32, 32) == larger.preprocess.size
+
+
+def test_a_least_squares_head_beats_zeros_from_the_first_step(teacher: Path, tmp_path: Path) -> None:
+    data = Parts(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
+    found = {}
+    for head in ("zero", "least_squares"):
+        run = config(init=str(teacher), head=head, steps=1, optim=OptimConfig(lr=1e-6))
+        outcome = train(run, tmp_path / head, parts=data)
+        assert outcome is not None
+        found[head] = outcome.figures["val"]["nll"]
+    assert found["least_squares"] < 0.6 * found["zero"]
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+@pytest.mark.parametrize("two_heads", [True, False])
+def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
+    """The student learns what the teacher says, though the labels say otherwise: the teacher is all of the loss."""
+    data = Parts(stripes(32, 16, 3), stripes(8, 16, 3))
+    student = TINY.replace(in_channels=3, distillation=two_heads)
+    distill = DistillConfig(teacher=str(teacher), kind=kind, weight=1.0)
+    run = config(model=student, distill=distill, optim=OptimConfig(lr=3e-3), steps=60)
+    made = Trainer(run, data, World(), fresh=True)
+    assert made.teacher is not None
+    made.begin()
+    found = losses(made, 60)
+    assert np.mean(found[-5:]) < np.mean(found[:5])
+
+
+def test_a_resnet_of_ours_teaches(tmp_path: Path) -> None:
+    model = ResNetConfig(image_size=32, layers=(1,), num_classes=4)
+    preprocess = pw.Preprocess((32, 32), mean=(0.4,) * 3, std=(0.2,) * 3)
+    write_checkpoint(
+        tmp_path / "r", Checkpoint(model, pw.build(model).state_dict(), preprocess, stripes().labels[::-1])
+    )
+    run = config(model=TINY.replace(in_channels=3), distill=DistillConfig(teacher=str(tmp_path / "r"), kind="soft"))
+    made = Trainer(run, Parts(stripes(32, 8, 3), stripes(8, 8, 3)), World(), fresh=True)
+    made.begin()
+    assert all(math.isfinite(loss) for loss in losses(made, 2))
+    assert made.teacher is not None and made.teacher.order is not None and made.teacher.order.tolist() == [3, 2, 1, 0]
+
+
+def test_a_teacher_of_other_classes_is_refused(teacher: Path) -> None:
+    run = config(model=TINY.replace(in_channels=3), distill=DistillConfig(teacher=str(teacher)))
+    with pytest.raises(ConfigError, match="4 classes, the data 2"):
+        Trainer(run, Parts(stripes(8, 16, 3, classes=2), stripes(8, 16, 3, classes=2)), World(), fresh=True)
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    source = stripes(64)
+    targets = np.eye(4, dtype=np.float32)[source.targets]
+    targets[:, 0] = 1  # every picture has two labels, or is of the first class
+    several = from_arrays(source.images, targets, labels=source.labels)
+    outcome = train(config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=Parts(several, several))
+    assert outcome is not None and outcome.figures["val"]["map"] > 0.95 and outcome.figures["val"]["f1"] > 0.9
+    scores = pw.Classifier.load(tmp_path / "run")(several.read(1, mode="L")).scores
+    assert sum(s.probability > 0.5 for s in scores) == 2  # probabilities of their own, which need not sum to one
+
+
+def test_label_smoothing_is_torchs() -> None:
+    objective = make_objective(config(label_smoothing=0.1), np.arange(4), 4)
+    logits, targets = torch.randn(8, 4), torch.arange(8) % 4
+    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
+    torch.testing.assert_close(objective.labelled(logits, targets), expected)
+
+
+def test_statistics_come_from_the_data_or_the_weights(teacher: Path) -> None:
+    assert trainer().preprocess.mean[0] == pytest.approx(stripes().images.mean() / 255, abs=0.01)
+    made = Trainer(config(init=str(teacher)), Parts(stripes(8, 16, 3), stripes(8, 16, 3)), World(), fresh=True)
+    assert made.preprocess.mean == (0.5, 0.5, 0.5)
+
+
+def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for split, count in (("train", 12), ("val", 6)):
+        for i in range(count):
+            path = tmp_path / f"data/{split}/{'ab'[i % 2]}/{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), 255 * (i % 2)).save(path)
+    (tmp_path / "data/train/a/0.png").write_bytes(b"nothing")
+    (tmp_path / "data/val/b/1.png").write_bytes(b"nothing")
+    run = config(data=DataConfig(source=str(tmp_path / "data"), workers=2), batch_size=4, steps=6)
+    outcome = train(run, tmp_path / "run")
+    assert outcome is not None and outcome.figures["val"]["n"] == 5
+    assert any("1 pictures of the train part could not be read" in n and "0.png" in n for n in outcome.notes)
+    for path in (tmp_path / "data").rglob("*.png"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="read"):
+        train(run, tmp_path / "again")
+
+
+def test_overrides() -> None:
+    base = load_recipe("finetune")
+    changed = overridden(
+        base, {"optim.lr": 3e-5, "budget": "1h30m", "augment": "medium", "model": "S/16", "log": "wandb"}
+    )
+    assert (changed.optim.lr, changed.budget, changed.augment.magnitude) == (3e-5, 5400.0, 15)
+    assert isinstance(changed.model, ViTConfig) and changed.model.embed_dim == 384 and changed.log == ("wandb",)
+    for path, named in (
+        ("optim.lrr", "Did you mean lr"),
+        ("optim.lr.x", "no field x"),
+        ("nothing", "no field nothing"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            overridden(base, {path: 1})
+    assert seconds("90") == 90 and seconds("1.5h") == 5400
+    for wrong in ("", "10x", "m10", "1h-3m"):
+        with pytest.raises(ConfigError, match="length of time"):
+            seconds(wrong)
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    from patchword.training.loggers import make_loggers
+
+    run = config(log=("tensorboard",))
+    train(run, tmp_path / "run", parts=parts(), watchers=make_loggers(run))
+    assert list((tmp_path / "run/tensorboard").glob("events.*"))
+    with pytest.raises(ConfigError, match=r"patchword\[log\]"):
+        make_loggers(config(log=("mlflow", "wandb")))
+
+
+def test_the_command_line_trains_and_answers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "patchword", "train", "quickstart", "--steps", "3", "--out", "run", "--json"]
+    command += [
+        "--model.depth",
+        "1",
+        "--model.embed-dim",
+        "24",
+        "--optim.betas",
+        "0.9",
+        "0.95",
+        "--freeze",
+        "stem",
+        "norm",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["steps"] == 3 and said["test"]["n"] == 359 and "top1" in done.stderr
+    kept = json.loads((tmp_path / "run/config.json").read_text())["config"]
+    assert (kept["model"]["depth"], kept["optim"]["betas"], kept["freeze"]) == (1, [0.9, 0.95], ["stem", "norm"])
+    again = subprocess.run(
+        [sys.executable, "-m", "patchword", "resume", "run"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert again.returncode == 2 and "is finished" in again.stderr and "Traceback" not in again.stderr
