@@ -3,8 +3,8 @@
     python benchmarks/trained.py NAME -- cifar10_scratch --budget 10m
     python benchmarks/trained.py pets_finetune_5m -- pets/ --init WEIGHTS --budget 5m
 
-Runs `patchword train ARGUMENTS --json` in a temporary folder, one seed, and writes results/NAME.json: validation chose, the
-test part was measured once.
+Runs `patchword train ARGUMENTS --json` in a temporary folder, one seed, and writes results/NAME.json. Validation chose
+the step; the test part was measured once.
 """
 
 import json

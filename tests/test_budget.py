@@ -185,9 +185,9 @@ def test_the_clock_lays_the_schedule_over_time() -> None:
     clock = BudgetClock(60.0, spent=0.0, started=990.0, now=now)  # ten seconds went into starting
     clock.reserve = 10.0
     assert clock.elapsed == pytest.approx(10.0)
-    assert clock.progress(0) == pytest.approx(0.2)
+    assert clock.progress(0) == 0.0  # the schedule begins with the first step
     now.seconds += 20
-    assert clock.progress(7) == pytest.approx(0.6)
+    assert clock.progress(7) == pytest.approx(0.5)
     assert clock.left(7, 0.1) == pytest.approx(30.0)
     now.seconds += 1000
     assert clock.progress(8) == 1.0 and clock.left(8, 0.1) == 0.0
@@ -208,7 +208,8 @@ def test_the_clock_stops_before_a_step_that_would_end_too_late() -> None:
 
 def test_the_clock_counts_what_was_spent_before() -> None:
     clock = BudgetClock(60.0, spent=45.0, started=1000.0, now=Time())
-    assert clock.progress(5) == pytest.approx(0.75) and not clock.over(5)
+    clock.begun = 15.0
+    assert clock.progress(5) == pytest.approx(30 / 45) and not clock.over(5)
     assert BudgetClock(60.0, spent=60.5, started=1000.0, now=Time()).over(5)
 
 

@@ -245,8 +245,11 @@ def test_schedules(shape: Any) -> None:
 def test_a_budget_keeps_time_back() -> None:
     now = [0.0]
     clock = BudgetClock(100, spent=20, started=0.0, now=lambda: now[0])
-    clock.reserve, clock.longest = 10.0, 2.0
-    assert clock.progress(5) == pytest.approx(20 / 90) and not clock.over(5)
+    clock.reserve = 10.0
+    clock.made(2.0)
+    assert clock.progress(0) == 0.0 and not clock.over(5)  # 20 s had gone before the first step: none of the schedule
+    now[0] = 35.0
+    assert clock.progress(5) == pytest.approx(35 / 70)
     now[0] = 69.0
     assert clock.over(5) and not clock.over(0)
     assert clock.left(5, 1.0) == pytest.approx(11.0)

@@ -102,22 +102,26 @@ class Run:
         self.trainer = Trainer(config, parts, world, fresh=found is None)
         self.config = self.trainer.config
         self.best: dict[str, Any] | None = None
+        self.begun: float | None = None  # see BudgetClock
         self.started, self.spent, self.length = started, seconds_spent(folder), 0
         self.notes = list(self.trainer.notes)
         if found is not None:
             snapshot, model, complaints = found
             self.trainer.restore(snapshot.step, model, snapshot.tensors)
-            self.best, self.length = snapshot.best, snapshot.metrics_bytes
+            self.best, self.length, self.begun = snapshot.best, snapshot.metrics_bytes, snapshot.notes.get("begun")
             self.spent = max(self.spent, snapshot.seconds)
             self.notes += complaints
         self.resumed_at = self.trainer.step
         self.clock = self.make_clock()
-        self.evaluation_seconds = self.evaluating = self.saving = 0.0
+        self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.flip_test else 1)
+        self.evaluating = self.saving = 0.0
         self.saved_at = time.monotonic()
 
     def make_clock(self) -> Clock:
         if self.config.budget is not None:
-            return BudgetClock(self.config.budget, self.spent, self.started)
+            clock = BudgetClock(self.config.budget, self.spent, self.started)
+            clock.begun = self.begun
+            return clock
         samples = self.config.epochs * len(self.parts.train)
         return StepClock(self.config.steps or max(1, math.ceil(samples / self.config.batch_size)))
 
@@ -252,7 +256,8 @@ class Run:
         start = time.monotonic()
         if self.world.first:
             length = self.metrics.sync()
-            snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state())
+            notes = {"begun": self.clock.begun} if isinstance(self.clock, BudgetClock) else {}
+            snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state(), notes)
             self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
         self.world.barrier()
         self.saved_at = time.monotonic()

@@ -53,6 +53,7 @@ class BudgetClock:
     def __init__(self, budget: float, spent: float, started: float, now: Callable[[], float] = time.monotonic) -> None:
         self.budget, self.spent, self.started, self.now = budget, spent, started, now
         self.reserve = 0.0  # for the last evaluation and saving; the loop learns it
+        self.begun: float | None = None  # seconds of the budget that had gone when the first step began
         self.recent: list[float] = []  # seconds of the last steps
 
     def made(self, seconds: float) -> None:
@@ -69,7 +70,8 @@ class BudgetClock:
         return self.spent + self.now() - self.started
 
     def progress(self, step: int) -> float:
-        return min(1.0, self.elapsed / max(1e-9, self.budget - self.reserve))
+        self.begun = self.elapsed if self.begun is None else self.begun
+        return min(1.0, (self.elapsed - self.begun) / max(1e-9, self.budget - self.reserve - self.begun))
 
     def over(self, step: int) -> bool:
         # A step that would end too late is not begun, yet one step is made in any case.

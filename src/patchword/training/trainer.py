@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,8 +66,11 @@ class Trainer:
         self.test = Loader(parts.test, self.preprocess, **plain) if parts.test is not None else None
         self.notes: list[str] = list(parts.notes)
         self.model = start.model
+        self.inference_seconds = 0.0  # for a picture, once it is known
         if fresh and start.new_head and config.head == "least_squares":
+            begin = time.monotonic()
             self.notes.append(solve_head(self.model, Loader(parts.train, self.preprocess, **plain), self.val))
+            self.inference_seconds = (time.monotonic() - begin) / (len(parts.train) + len(parts.val))
         self.model.to(world.device).train()
         self.objective = make_objective(self.config, parts.train.targets, len(self.labels))
         self.teacher = Teacher(config.distill, self.labels, self.preprocess) if config.distill.teacher else None
