@@ -35,7 +35,7 @@ def learner(budget: float, **changes: Any) -> Config:
         evaluate_every=2.0,
         save_every=0.5,
     )
-    return plain.replace(budget=budget, **changes)
+    return plain.replace(budget=budget, steps=None, **changes)
 
 
 def check_end(run: Path, child: Child, seconds: float, budget: float, least: float = 0.3) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,14 +38,12 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_help_is_quick_and_complete() -> None:
-    """Under 0.4 s on a quiet machine; on a noisy one, the best of up to twenty."""
-    times: list[float] = []
-    while not times or (min(times) >= 0.4 and len(times) < 20):
-        start = time.perf_counter()
-        result = run("--help")
-        times.append(time.perf_counter() - start)
-    assert result.returncode == 0 and min(times) < 0.4, times
+def test_help_is_complete_and_imports_nothing_slow() -> None:
+    """0.31 s on a quiet machine (LOG.md); what would make it seconds is an import of torch."""
+    script = "import sys; from patchword.cli import main\n"
+    script += "try: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules, 'numpy' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.endswith("False False\n")
     assert all(name in result.stdout for name in cli.COMMANDS)
 
 

@@ -26,7 +26,7 @@ from patchword.config import (
     ViTConfig,
 )
 from patchword.data.sources import ArraySource, Parts, from_arrays
-from patchword.errors import ConfigError, DataError
+from patchword.errors import CheckpointError, ConfigError, DataError
 from patchword.overrides import overridden, seconds
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import train
@@ -144,6 +144,19 @@ def test_runs_are_never_overwritten(tmp_path: Path) -> None:
     train(config(steps=1), tmp_path / "run", parts=parts())
     with pytest.raises(ConfigError, match="never overwritten: patchword resume"):
         train(config(steps=1), tmp_path / "run", parts=parts())
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no model at"):
+        train(config(init=str(tmp_path / "weights"), steps=1), tmp_path / "run", parts=parts())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluations_are_few_where_epochs_are_short(tmp_path: Path) -> None:
+    few = Parts(parts().train.subset(np.arange(16)), parts().train.subset(np.arange(16, 32)))
+    train(config(steps=450, batch_size=16, evaluate_every=1.0), tmp_path / "run", parts=few)
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert 200 <= sum(row["kind"] == "val" for row in rows) <= 226
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
@@ -386,7 +399,7 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
     run = config(data=DataConfig(source=str(tmp_path / "data"), workers=2), batch_size=4, steps=6)
     outcome = train(run, tmp_path / "run")
     assert outcome is not None and outcome.figures["val"]["n"] == 5
-    assert any("1 pictures of the train part could not be read" in n and "0.png" in n for n in outcome.notes)
+    assert any("1 picture was left out of the train part" in n and "0.png" in n for n in outcome.notes)
     for path in (tmp_path / "data").rglob("*.png"):
         path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="read"):
@@ -407,6 +420,15 @@ def test_overrides() -> None:
     ):
         with pytest.raises(ConfigError, match=named):
             overridden(base, {path: 1})
+    scratch = load_recipe("cifar10_scratch")
+    assert overridden(scratch, {"steps": 5}).budget is None, "the length that is given replaces the recipe's"
+    assert overridden(scratch, {"epochs": 5}).budget is None
+    assert overridden(scratch, {"data": "photos"}).data.source == "photos"
+    assert changed.init is None and overridden(base, {"init": "none"}).init is None
+    assert overridden(base, {"model.drop_path": 0.1}).init == base.init
+    for both in ({"steps": 5, "budget": "1m"}, {"model": "S/16", "init": "hf:a/b"}):
+        with pytest.raises(ConfigError):
+            overridden(base, both)
     assert seconds("90") == 90 and seconds("1.5h") == 5400
     for wrong in ("", "10x", "m10", "1h-3m"):
         with pytest.raises(ConfigError, match="length of time"):

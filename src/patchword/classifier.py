@@ -68,7 +68,7 @@ class Classifier:
     def __repr__(self) -> str:
         config = self.checkpoint.config
         size = "x".join(map(str, config.image_size))
-        return f"Classifier({type(config).__name__}, {config.num_classes} classes, {size})"
+        return f"Classifier({type(config).__name__.removesuffix('Config')}, {config.num_classes} classes, {size})"
 
     def __call__(self, image: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
         """Classifies one picture: a path, the bytes of a file, or a Pillow image."""

@@ -8,6 +8,7 @@ from .config import Config, JsonConfig
 from .errors import ConfigError
 from .presets import augmentation, preset
 
+LENGTHS = ("budget", "steps", "epochs")  # of a run: the one that is asked for replaces the recipe's own
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -29,11 +30,26 @@ def _paths(config: JsonConfig, prefix: str = "") -> list[str]:
 def overridden(config: Config, changes: dict[str, Any]) -> Config:
     """`config` with the fields at these paths changed: {"optim.lr": 3e-4, "model": "S/16"}, in that order.
 
-    Whole parts may be named: a model by its preset, an augmentation by its level. A budget may have a unit: "10m".
+    Whole parts may be named: a model by its preset, an augmentation by its level, data by where they are. A budget may
+    have a unit: "10m". One length of the run replaces another, and a model replaces the weights to start from.
     """
-    for path, value in changes.items():
+    changes = {"data.source" if n == "data" and isinstance(v, str) else n: v for n, v in changes.items()}
+    for path, value in (_implied(changes) | changes).items():
         config = _changed(config, path.split("."), _meant(path, value))
     return config
+
+
+def _implied(changes: dict[str, Any]) -> dict[str, Any]:
+    """What the recipe must give up for these changes to have an effect."""
+    lengths = [name for name in LENGTHS if changes.get(name) is not None]
+    if len(lengths) > 1:
+        raise ConfigError(f"{' and '.join(lengths)} are both given; a run has one length.")
+    given = {"budget": None, "steps": None} if lengths else {}
+    if "model" not in changes:
+        return given
+    if _meant("init", changes.get("init")) is not None:
+        raise ConfigError("init brings its own model along: leave out model, or init to train it from nothing.")
+    return {**given, "init": None}
 
 
 def _changed(config: Any, path: list[str], value: Any) -> Any:
@@ -49,6 +65,8 @@ def _changed(config: Any, path: list[str], value: Any) -> Any:
 def _meant(path: str, value: Any) -> Any:
     if path == "budget" and value is not None:
         return seconds(value)
+    if path == "init" and str(value).lower() in ("none", ""):
+        return None  # from nothing
     if path == "model" and isinstance(value, str):
         return preset(value)
     if path == "augment" and isinstance(value, str):

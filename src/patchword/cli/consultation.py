@@ -15,7 +15,7 @@ from .screen import progress
 
 
 def consult(what: str | None, image_size: tuple[int, int], patch_size: tuple[int, int], as_json: bool) -> int:
-    """Prints what was found; 0 if nothing is wrong, else 3."""
+    """Prints what was found; 3 if there are errors or warnings, else 0."""
     if what is None:
         findings = [*machine_findings(), precision()]
     elif (Path(what) / CONFIG).is_file():
@@ -30,7 +30,7 @@ def consult(what: str | None, image_size: tuple[int, int], patch_size: tuple[int
         Console().print(findings_table(findings))
     else:
         print("Nothing is wrong.")
-    return 3 if any(finding.severity == "error" for finding in findings) else 0
+    return 3 if any(finding.severity != "note" for finding in findings) else 0
 
 
 def precision() -> Finding:

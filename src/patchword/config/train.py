@@ -133,7 +133,7 @@ class Config(JsonConfig):
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     epochs: float = 10.0  # the length of the run, unless one of the next two is given
     steps: int | None = None
-    budget: float | None = None  # seconds, from the start of the command to its end; it goes before steps and epochs
+    budget: float | None = None  # seconds, from the start of the command to its end
     batch_size: int = 128  # pictures of one step, over all processes
     accumulate: int = 1  # parts that a batch is computed in, to save memory
     precision: Precision = "auto"
@@ -156,6 +156,7 @@ class Config(JsonConfig):
         self.require(self.epochs > 0, "epochs must be above 0.")
         self.require(self.steps is None or self.steps > 0, "steps must be above 0.")
         self.require(self.budget is None or self.budget > 0, "budget must be above 0 seconds.")
+        self.require(self.steps is None or self.budget is None, "steps and budget are both given; set one to None.")
         self.require(1 <= self.batch_size <= 2**20, "batch_size must be between 1 and 1,048,576.")
         self.require(
             self.accumulate >= 1 and self.batch_size % self.accumulate == 0,

@@ -12,7 +12,7 @@ config = Config(
         image_size=(8, 8), patch_size=(1, 1), in_channels=1, embed_dim=96, depth=4, num_heads=3, mlp_dim=192,
         stem="conv", stem_layers=(48,), class_token=False, pooling="average",
     ),
-    augment=AugmentConfig(crop="shift", shift=0.125),
+    augment=AugmentConfig(crop="resized", scale=(0.6, 1.0), ratio=(0.8, 1.25), cutout=0.25),
     optim=OptimConfig(name="muon", lr=3e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),
     batch_size=64,
     threads=1,

@@ -22,14 +22,14 @@ from .text import count, escape, name, table
 def write_report(folder: Path, report: Report) -> Path:
     """Writes folder/report.html, in place of an older one; a kill or a full disk leaves that as it was."""
     target = Path(folder) / "report.html"
-    page = report_html(report, Path(folder).resolve().name)
+    page = report_html(report, str(folder))
     with atomic_output(target, overwrite=True) as made:
         made.write_text(page, encoding="utf-8")
     return target
 
 
 def report_html(report: Report, run: str) -> str:
-    """The whole page. `run` is the name of the run's folder, for the commands."""
+    """The whole page. `run` is the path of the run, for the commands."""
     # Only this very script may run: should a label's markup ever slip through, the browser refuses it.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -86,7 +86,7 @@ def next_steps(run: str) -> str:
         ("hand it to other libraries", f"patchword convert {folder} {shlex.quote(f'{visible(run)}-timm')} --to timm"),
     ]
     lines = "\n".join(f"<i># {escape(why)}</i>\n{escape(command)}" for why, command in commands)
-    return f"<p>From the folder that holds the run:</p><pre>{lines}</pre>"
+    return f"<p>From the folder where it was trained:</p><pre>{lines}</pre>"
 
 
 def notes(report: Report) -> str:
@@ -103,4 +103,9 @@ def repeat(report: Report) -> str:
 
 
 def plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """In words, without brackets and quotes."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {plain(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

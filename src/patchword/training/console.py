@@ -22,7 +22,7 @@ class ConsoleWatcher(Watcher):
         percent, text = TextColumn("{task.percentage:3.0f}%"), TextColumn("{task.fields[text]}")
         self.bar = Progress(BarColumn(24), percent, text, console=self.console, transient=True, disable=not live)
         self.task = self.bar.add_task("", total=1.0, text="")
-        self.live, self.told, self.text = live, 0.0, ""
+        self.live, self.told, self.classes = live, 0.0, 0
 
     def begin(self, briefing: Briefing) -> None:
         config, samples = briefing.config, briefing.samples
@@ -36,22 +36,23 @@ class ConsoleWatcher(Watcher):
         )
         length = f"{briefing.steps} steps" if briefing.steps else f"{clock(config.budget or 0)} of time"
         again = f", resumed at step {briefing.resumed_at}" if briefing.resumed_at else ""
-        self.say(f"{length} of {config.batch_size} pictures{again}")
+        self.say(f"{length}, {config.batch_size} pictures a step{again}")
+        self.classes = briefing.classes
         for note in briefing.notes:
             self.say(f"note: {note}")
         self.bar.start()
 
     def row(self, row: dict[str, Any], progress: float, left: float) -> None:
         if row["kind"] != "train":
-            self.say(f"epoch {row['epoch']:6.2f}  {row['kind']:<4}  {figures_line(row)}  ({clock(row['seconds'])})")
+            line = "  ".join(f"{name} {shown(name, row[name])}" for name in told_figures(row, self.classes))
+            self.say(f"epoch {row['epoch']:6.2f}  {row['kind']:<4}  {line}  ({clock(row['seconds'])})")
             return
-        accuracy = "" if row["accuracy"] is None else f"  accuracy {row['accuracy']:.1%}"
-        speed = f"{row['images_per_second']:.0f} images/s"
-        self.text = f"epoch {row['epoch']:.2f}  loss {row['loss']:.3f}{accuracy}  lr {row['lr']:.1e}  {speed}"
-        self.tick(progress, left)
+        self.tick(row, progress, left)
 
-    def tick(self, progress: float, left: float) -> None:
-        text = f"{self.text}  {clock(left)} left"
+    def tick(self, row: dict[str, Any], progress: float, left: float) -> None:
+        accuracy = "" if row["accuracy"] is None else f"  accuracy {row['accuracy']:.1%}"
+        speed = f"{row['images_per_second']:.0f} images/s  {clock(left)} left"
+        text = f"epoch {row['epoch']:.2f}  loss {row['loss']:.3f}{accuracy}  lr {row['lr']:.1e}  {speed}"
         self.bar.update(self.task, completed=progress, text=text)
         if not self.live and time.monotonic() - self.told >= LINE_EVERY:
             self.told = time.monotonic()
@@ -63,15 +64,15 @@ class ConsoleWatcher(Watcher):
     def end(self, outcome: Outcome | None) -> None:
         self.bar.stop()
         if outcome is not None:
-            self.console.print(summary(outcome))
+            self.console.print(summary(outcome, self.classes))
             self.say(f"model  {outcome.folder}    report  {outcome.report}")
 
 
-def summary(outcome: Outcome) -> Table:
+def summary(outcome: Outcome, classes: int) -> Table:
     table = Table(
         title=f"{outcome.folder.name}: {outcome.steps} steps in {clock(outcome.seconds)}", title_justify="left"
     )
-    names = list(outcome.figures["val"])
+    names = [*told_figures(outcome.figures["val"], classes), "n"]
     for name in ("part", *names):
         table.add_column(name, justify="left" if name == "part" else "right")
     for part, figures in outcome.figures.items():
@@ -80,10 +81,10 @@ def summary(outcome: Outcome) -> Table:
     return table
 
 
-def figures_line(row: dict[str, Any]) -> str:
-    return "  ".join(
-        f"{name} {shown(name, row[name])}" for name in ("top1", "top5", "map", "f1", "nll", "ece") if name in row
-    )
+def told_figures(row: dict[str, Any], classes: int) -> list[str]:
+    """The names of the figures that say something: among five classes, the true one always is in the first five."""
+    names = ("top1", "top5", "map", "f1", "nll", "ece")
+    return [name for name in names if name in row and (name != "top5" or classes > 5)]
 
 
 def shown(name: str, value: float) -> str:

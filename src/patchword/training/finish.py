@@ -36,14 +36,15 @@ def finish(run: "Run") -> Outcome | None:
     if part == "test":
         figures["test"] = answers.figures()
         run.note({"kind": "test", **run.place(), **answers.figures(), **run.timing()})
-    notes = [*run.notes, *unreadable_notes(run)]
+    for note in unreadable_notes(run):
+        run.tell(note)
     if not run.world.first:
         return None
     provenance = {**best.provenance, **origin(run), "metrics": figures}
-    content = make_report(run, part, loader, answers, figures, notes, provenance)
+    content = make_report(run, part, loader, answers, figures, provenance)
     publish(run.folder, Checkpoint(**{**vars(best), "provenance": provenance}))
     path = write_report(run.folder, content)
-    return Outcome(run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(notes))
+    return Outcome(run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(run.notes))
 
 
 def best_model(run: "Run") -> Checkpoint:
@@ -69,9 +70,9 @@ def unreadable_notes(run: "Run") -> list[str]:
     for name, loader in loaders.items():
         if loader is not None and loader.unreadable:
             listed = "; ".join(list(loader.unreadable.values())[:10])
-            notes.append(
-                f"{len(loader.unreadable)} pictures of the {name} part could not be read and were skipped: {listed}"
-            )
+            count = len(loader.unreadable)
+            were = "picture was" if count == 1 else "pictures were"
+            notes.append(f"{count} {were} left out of the {name} part: could not be read. {listed}")
     return notes
 
 
@@ -81,14 +82,13 @@ def make_report(
     loader: Loader,
     answers: Answers,
     figures: dict[str, dict[str, Any]],
-    notes: list[str],
     provenance: dict[str, Any],
 ) -> Report:
     labels = run.trainer.labels
     single = answers.targets.ndim == 1
     matrix = confusion(answers, len(labels)) if single else None
     return Report(
-        title=run.config.name,
+        title=run.folder.name,
         config=run.config,
         metrics=run.metrics.rows(),
         labels=labels,
@@ -99,7 +99,7 @@ def make_report(
         mistakes=tuple(mistakes(loader, answers)) if single else (),
         parameters=sum(p.numel() for p in run.trainer.model.parameters()),
         samples={name: len(each) for name, each in run.parts.present().items()},
-        notes=tuple(notes),
+        notes=tuple(run.notes),
         machine=machine_facts(),
         seconds=run.seconds,
         provenance=provenance,

@@ -5,6 +5,7 @@ is the last checkpoint, and from it the same steps are made again, bit for bit.
 """
 
 import math
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ from .watch import Briefing, Outcome, Watcher
 from .world import World
 
 EVALUATION_SHARE = 0.1  # of a budget goes to evaluations before the last
+MOST_EVALUATIONS = 200  # of a run; with few pictures an epoch is over in no time
 EARLY, EVERY = 10, 10  # steps that get a row: the first ones, and every tenth
 
 
@@ -57,7 +59,13 @@ def train(
         opened = open_parts(config, parts, None)  # a wrong path is told before there is a folder
         require_readable(opened.train)
         folder = Path(world.shared(str(new_folder(config, out)) if world.first else None))
-        return Run(folder, config, opened, world, watchers, started).go()
+        try:
+            run = Run(folder, config, opened, world, watchers, started)
+        except BaseException:
+            if world.first:  # wrong weights, say: a folder without a single step would only be in the way
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return run.go()
     finally:
         world.close()
 
@@ -114,7 +122,7 @@ class Run:
         self.resumed_at = self.trainer.step
         self.clock = self.make_clock()
         self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.flip_test else 1)
-        self.evaluating = self.saving = 0.0
+        self.evaluating = self.evaluated_at = self.saving = 0.0
         self.saved_at = time.monotonic()
 
     def make_clock(self) -> Clock:
@@ -192,6 +200,16 @@ class Run:
         held_out = len(self.trainer.val.source) + (len(self.trainer.test.source) if self.trainer.test else 0)
         pace = self.pace_of_evaluation(seconds)
         self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.5 * self.saving + 1.0)
+        if self.trainer.step == 1 and self.clock.over(1):
+            self.tell(
+                f"The budget is too short: there was time for one step of {seconds:.0f} s. A smaller model, picture or "
+                "batch gets further."
+            )
+
+    def tell(self, note: str) -> None:
+        self.notes.append(note)
+        for watcher in self.watchers:
+            watcher.say(f"note: {note}")
 
     def pace_of_evaluation(self, step_seconds: float) -> float:
         """Seconds for a picture: as measured, or else a third of what it takes to train on one, and a margin."""
@@ -201,13 +219,14 @@ class Run:
 
     def note_step(self, made: dict[str, float | None], seconds: float) -> None:
         step = self.trainer.step
-        progress, left = self.clock.progress(step), self.clock.left(step, seconds)
-        if step > EARLY and step % EVERY:
-            for watcher in self.watchers:
-                watcher.tick(progress, left)
+        speed = {"images_per_second": round(self.config.batch_size / seconds, 1)}
+        row = {"kind": "train", **self.place(), **made, **self.timing(), **speed}
+        if step <= EARLY or step % EVERY == 0:
+            self.note(row)
             return
-        speed = self.config.batch_size / seconds
-        self.note({"kind": "train", **self.place(), **made, **self.timing(), "images_per_second": round(speed, 1)})
+        progress, left = self.clock.progress(step), self.clock.left(step, seconds)
+        for watcher in self.watchers:
+            watcher.tick(row, progress, left)
 
     def place(self) -> dict[str, Any]:
         return {"step": self.trainer.step, "epoch": round(self.trainer.epoch, 6)}
@@ -225,17 +244,20 @@ class Run:
 
     def evaluation_due(self) -> bool:
         every = max(1, round(self.config.evaluate_every * len(self.parts.train) / self.config.batch_size))
+        if isinstance(self.clock, StepClock):
+            every = max(every, self.clock.steps // MOST_EVALUATIONS)
         due = self.trainer.step % every == 0
         if due and isinstance(self.clock, BudgetClock):
             cost = self.pace_of_evaluation(self.clock.longest) * len(self.trainer.val.source)
-            due = self.evaluating + cost <= EVALUATION_SHARE * self.seconds
+            late = self.seconds - self.evaluated_at >= self.clock.budget / MOST_EVALUATIONS
+            due = late and self.evaluating + cost <= EVALUATION_SHARE * self.seconds
         return bool(self.world.shared(due))
 
     def evaluate(self, last: bool) -> None:
         start = time.monotonic()
         answers = ask(self.trainer.evaluated, self.trainer.val, flip=self.config.flip_test, world=self.world)
         took = time.monotonic() - start
-        self.evaluating += took
+        self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
         self.evaluation_seconds = took / len(self.trainer.val.source)
         row = {"kind": "val", **self.place(), **answers.figures(), **self.timing()}
         better = self.best is None or merit(row) > merit(self.best)

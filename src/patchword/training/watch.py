@@ -43,8 +43,8 @@ class Watcher:
     def row(self, row: dict[str, Any], progress: float, left: float) -> None:
         """A row of metrics.jsonl; `progress` 0 to 1, `left` seconds."""
 
-    def tick(self, progress: float, left: float) -> None:
-        """A step without a row."""
+    def tick(self, row: dict[str, Any], progress: float, left: float) -> None:
+        """A step that metrics.jsonl has no row for."""
 
     def say(self, message: str) -> None: ...
 

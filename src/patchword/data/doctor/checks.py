@@ -180,7 +180,7 @@ def picture_sizes(seen: Survey, image_size: tuple[int, int]) -> list[Finding]:
     if (enlarged := samples[scale > ENLARGED]).size:
         most = len(enlarged) > len(samples) / 2
         what = f"{_pictures(len(enlarged))} enlarged more than {ENLARGED} times to {image_size[0]} x {image_size[1]}."
-        advice = "That adds no detail. A smaller model.image_size would train faster and lose little." if most else ""
+        advice = "That adds no detail. A smaller image_size would train faster and lose little." if most else ""
         findings.append(Finding("warning" if most else "note", what, _names(seen, enlarged), advice))
     ratios = sizes.max(axis=1) / sizes.min(axis=1)
     if (long := samples[ratios > LONG]).size:

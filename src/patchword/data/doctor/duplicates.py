@@ -3,7 +3,7 @@
 Nearly the same are pictures whose 64-bit difference hashes differ in at most two bits and whose pixels then turn out
 to be alike. That finds copies that were saved again or resized; cropped, mirrored and recoloured ones are not looked
 for. Measured on 409 pictures of Pets: saved again with JPEG quality 40 97% are found, scaled to 70% of their size 97%,
-to 50% with quality 60 88%. The 37 pairs that it finds in Pets as published looked like the same photograph to us, and it
+to 50% with quality 60 88%. The 37 pairs that it finds in Pets as published look like the same photographs, and it
 finds none in digits and MNIST, where many pictures look much alike.
 """
 
