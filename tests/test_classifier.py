@@ -136,7 +136,7 @@ def test_what_is_no_picture() -> None:
         classifier(np.zeros((8, 8, 3)))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="top must be at least 1"):
         classifier(Image.new("RGB", (8, 8)), top=0)
-    assert repr(classifier) == "Classifier(ViTConfig, 3 classes, 16x16)"
+    assert repr(classifier) == "Classifier(ViT, 3 classes, 16x16)"
 
 
 def test_models_that_cannot_classify() -> None:
