@@ -47,6 +47,7 @@ def flops(config: ViTConfig) -> int:
     for width in config.stem_layers if config.stem == "conv" else ():
         total += 2 * side * side * 9 * channels * width
         side, channels = side // 2, width
+        total += (config.stem_convs - 1) * 2 * side * side * 9 * width * width
     return total
 
 

@@ -509,6 +509,16 @@ def test_same_padding(size: int, kernel: int, stride: int) -> None:
     assert 0 <= (x.shape[-1] - size) - 2 * before <= 1  # the odd pixel comes last
 
 
+def test_small_resnet() -> None:
+    """ResNet-20 has 0.27 M parameters (He et al., table 6), here with projections in two shortcuts."""
+    model = build(ResNetConfig(image_size=32, layers=(3, 3, 3), num_classes=10, kind="cifar")).eval()
+    assert sum(p.numel() for p in model.parameters()) == 269_722 + 2_560
+    images = torch.randn(2, 3, 32, 32)
+    assert model.feature_map(images).shape == (2, 64, 8, 8) and torch.equal(model(images), torch.zeros(2, 10))
+    grey = resized(model, in_channels=1, num_classes=0)
+    assert grey(images[:, :1]).shape == (2, 64) and resized(grey, num_classes=3)(images[:, :1]).shape == (2, 3)
+
+
 def test_bit_resnet() -> None:
     torch.manual_seed(0)
     model = build(ResNetConfig(image_size=64, layers=(1, 2), num_classes=4)).eval()

@@ -309,23 +309,23 @@ def test_fine_tuning_replaces_the_head(teacher: Path, tmp_path: Path) -> None:
     data = Parts(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
     start = Trainer(config(init=str(teacher)), data, World(), fresh=True)
     assert start.model.head.weight.shape == (2, 16) and not start.model.head.weight.any()  # type: ignore[union-attr, operator]
-    solved = Trainer(config(init=str(teacher), head="least_squares"), data, World(), fresh=True)
-    assert solved.model.head.weight.any() and "least squares" in solved.notes[-1]  # type: ignore[union-attr, operator]
+    solved = Trainer(config(init=str(teacher), head="probe"), data, World(), fresh=True)
+    assert solved.model.head.weight.any() and "logistic probe" in solved.notes[-1]  # type: ignore[union-attr, operator]
     kept = Trainer(config(init=str(teacher)), Parts(stripes(16, 16, 3), stripes(16, 16, 3)), World(), fresh=True)
     torch.testing.assert_close(dict(kept.model.state_dict()), dict(read_checkpoint(teacher).tensors))
     larger = Trainer(config(init=str(teacher), image_size=32), data, World(), fresh=True)
     assert larger.model.config.image_size == (32, 32) == larger.preprocess.size
 
 
-def test_a_least_squares_head_beats_zeros_from_the_first_step(teacher: Path, tmp_path: Path) -> None:
+def test_a_probed_head_beats_zeros_from_the_first_step(teacher: Path, tmp_path: Path) -> None:
     data = Parts(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
     found = {}
-    for head in ("zero", "least_squares"):
+    for head in ("zero", "probe"):
         run = config(init=str(teacher), head=head, steps=1, optim=OptimConfig(lr=1e-6))
         outcome = train(run, tmp_path / head, parts=data)
         assert outcome is not None
         found[head] = outcome.figures["val"]["nll"]
-    assert found["least_squares"] < 0.6 * found["zero"]
+    assert found["probe"] < 0.6 * found["zero"]
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
@@ -469,3 +469,18 @@ def test_the_command_line_trains_and_answers(tmp_path: Path) -> None:
         [sys.executable, "-m", "patchword", "resume", "run"], cwd=tmp_path, capture_output=True, text=True
     )
     assert again.returncode == 2 and "is finished" in again.stderr and "Traceback" not in again.stderr
+
+
+def test_small_pictures_first(tmp_path: Path) -> None:
+    """Steps of the first part see small pictures, the others whole ones; the model that comes out takes whole ones."""
+    sizes: list[int] = []
+    made = trainer(early_size=(4, 4), early_part=0.5)
+    made.model.register_forward_pre_hook(lambda module, inputs: sizes.append(inputs[0].shape[-1]))
+    for step in range(6):
+        made.advance(step / 6)
+    assert sizes == [4, 4, 4, 8, 8, 8]
+    outcome = train(config(steps=6, early_size=(4, 4)), tmp_path / "run", parts=parts())
+    assert outcome is not None and outcome.figures["test"]["n"] == 20
+    for wrong in ({"early_size": (3, 3)}, {"early_size": (4, 4), "model": TINY.replace(positions="rotary")}):
+        with pytest.raises(ConfigError, match="early_size"):
+            trainer(**wrong)

@@ -19,6 +19,7 @@ Resample = Literal["google", "timm", "transformers", "torchvision", "dinov2"]
 Pooling = Literal["class", "average", "attention", "class+average"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 AttentionSpan = Literal["global", "axial", "local"]
+ResNetKind = Literal["bit", "cifar"]
 Standardisation = Literal["google", "timm", "bit"]
 
 
@@ -38,6 +39,7 @@ class ViTConfig(JsonConfig):
 
     stem: Stem = "linear"
     stem_layers: tuple[int, ...] = ()  # resnet: units per stage; conv: channels per stage, each halving the image
+    stem_convs: int = 1  # conv: convolutions of a stage
     stem_width: int = 64  # resnet: channels of the root
     standardisation: Standardisation = "google"  # resnet: whose formula standardises the convolution weights
     patch_norm: bool = False  # LayerNorm before and after the patch projection, as vit-pytorch has it
@@ -86,7 +88,7 @@ class ViTConfig(JsonConfig):
         # Wide enough for any ViT ever published; a damaged file must not make us build a monster.
         limits = {"in_channels": (1, 1024), "num_classes": (0, 1_000_000), "embed_dim": (1, 32768)}
         limits |= {"depth": (0, MOST_BLOCKS), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
-        limits |= {"stem_width": (1, 4096), "num_registers": (0, 1024), "window": (1, 1024)}
+        limits |= {"stem_convs": (1, 16), "stem_width": (1, 4096), "num_registers": (0, 1024), "window": (1, 1024)}
         for name, (low, high) in limits.items():
             self.require(low <= getattr(self, name) <= high, f"{name} must be between {low} and {high}.")
         for name in ("image_size", "patch_size"):
@@ -129,9 +131,8 @@ class ViTConfig(JsonConfig):
         self.require(
             self.positions != "rotary" or self.attention_dim % 4 == 0, "rotary positions need head_dim in fours."
         )
-        placed = self.positions in ("relative", "rotary") or self.attention != "global"
         self.require(
-            not (self.patch_dropout and placed),
+            not self.patch_dropout or self.resizable,
             "patch_dropout needs positions that are added to the tokens, and global attention.",
         )
         self.require(
@@ -184,6 +185,11 @@ class ViTConfig(JsonConfig):
         return self.grid[0] * self.grid[1]
 
     @property
+    def resizable(self) -> bool:
+        """Whether the model can be trained on another grid than its own: positions are only added to the tokens."""
+        return self.positions not in ("relative", "rotary") and self.attention == "global"
+
+    @property
     def num_prefix(self) -> int:
         """Tokens in front of the patches: class, distillation, registers, in this order."""
         return self.class_token + self.distillation + self.num_registers
@@ -204,13 +210,17 @@ class ViTConfig(JsonConfig):
 
 @dataclass(frozen=True)
 class ResNetConfig(JsonConfig):
-    """A BiT ResNet (pre-activation, GroupNorm, standardised weights): the paper's convolutional baseline."""
+    """A BiT ResNet (pre-activation, GroupNorm, standardised weights): the paper's convolutional baseline.
+
+    Or, for small images, the CIFAR ResNet of He et al.: 3x3 root, units of two 3x3 convolutions, batch norm.
+    """
 
     image_size: Size = (224, 224)
     in_channels: int = 3
     num_classes: int = 1000  # 0: no head, the model returns the pooled features
     layers: tuple[int, ...] = (3, 4, 6, 3)
     width_factor: int = 1
+    kind: ResNetKind = "bit"  # cifar: 16 channels times width_factor in the first stage, doubled in each other
 
     def validate(self) -> None:
         self.require(1 <= len(self.layers) <= MOST_STAGES, f"layers must have 1 to {MOST_STAGES} stages.")
@@ -220,6 +230,10 @@ class ResNetConfig(JsonConfig):
         self.require(1 <= self.in_channels <= 1024, "in_channels must be between 1 and 1024.")
         self.require(0 <= self.num_classes <= 1_000_000, "num_classes must be between 0 and 1,000,000.")
         self.require(all(1 <= v <= 16384 for v in self.image_size), "image_size must be between 1 and 16384.")
+
+    @property
+    def pooled_dim(self) -> int:
+        return (256 if self.kind == "bit" else 16) * self.width_factor * 2 ** (len(self.layers) - 1)
 
 
 ModelConfig = ViTConfig | ResNetConfig

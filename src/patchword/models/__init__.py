@@ -1,19 +1,20 @@
-"""The models: ViT and its hybrids (vit.py), BiT ResNets (resnet.py), and weights fitted to new shapes (adapt.py)."""
+"""The models: ViT and its hybrids (vit.py), ResNets (resnet.py), and weights fitted to new shapes (adapt.py)."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ResNetConfig
+from ..config import ModelConfig, ViTConfig
 from ..presets import preset
 from .adapt import adapt_state, changed_config
 from .patches import patchify, unpatchify
-from .resnet import ResNet
+from .resnet import ResNet, SmallResNet
 from .vit import ViT
 
 __all__ = [
     "ResNet",
+    "SmallResNet",
     "ViT",
     "adapt_state",
     "build",
@@ -25,12 +26,14 @@ __all__ = [
     "unpatchify",
 ]
 
-Model = ViT | ResNet
+Model = ViT | ResNet | SmallResNet
 
 
 def build(config: ModelConfig) -> Model:
     """A model with fresh random weights; `create` does it by name."""
-    return ResNet(config) if isinstance(config, ResNetConfig) else ViT(config)
+    if isinstance(config, ViTConfig):
+        return ViT(config)
+    return ResNet(config) if config.kind == "bit" else SmallResNet(config)
 
 
 def create(name: str, **fields: Any) -> Model:

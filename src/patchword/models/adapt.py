@@ -62,11 +62,11 @@ def replace_head(state: State, new: ModelConfig) -> State:
     kept = {k: v for k, v in state.items() if k.split(".")[0] not in gone}
     if not new.num_classes:
         return kept
-    width = hidden or (new.pooled_dim if isinstance(new, ViTConfig) else len(state["norm.weight"]))
+    like = next(tensor for tensor in state.values() if tensor.is_floating_point())
     heads = ["head", "head_distilled"] if isinstance(new, ViTConfig) and new.distillation else ["head"]
     for head in heads:
-        kept[f"{head}.weight"] = state["norm.weight"].new_zeros(new.num_classes, width)
-        kept[f"{head}.bias"] = state["norm.weight"].new_zeros(new.num_classes)
+        kept[f"{head}.weight"] = like.new_zeros(new.num_classes, hidden or new.pooled_dim)
+        kept[f"{head}.bias"] = like.new_zeros(new.num_classes)
     return kept
 
 

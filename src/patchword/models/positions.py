@@ -15,16 +15,16 @@ class Positions(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.num_positioned = config.num_positioned
+        self.num_positioned, self.grid, self.mode = config.num_positioned, config.grid, config.position_resample
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
         """Positions of the leading prefix tokens (1, k, D) and of the patches (1, N, D)."""
         return None, None
 
-    def forward(self, patches: Tensor, prefix: Tensor | None, keep: Tensor | None = None) -> Tensor:
+    def forward(self, patches: Tensor, prefix: Tensor | None, grid: Size, keep: Tensor | None = None) -> Tensor:
         for_prefix, for_patches = self.tables()
         if for_patches is not None:
-            patches = patches + for_patches
+            patches = patches + resample_grid(for_patches[0], self.grid, grid, self.mode)
         if keep is not None:  # (B, kept): patch dropout comes after positions, so what stays knows where it was
             patches = patches.gather(1, keep[..., None].expand(-1, -1, patches.shape[-1]))
         if prefix is None:

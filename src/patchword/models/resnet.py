@@ -1,7 +1,7 @@
-"""Residual networks of the paper: the stem of the hybrids, and BiT, its convolutional baseline.
+"""Residual networks of the paper: the stem of the hybrids, and BiT, its convolutional baseline; one for small images.
 
-Both standardise the weights of every convolution and normalise by groups instead of by batch. The hybrid's units are
-post-activation and pad as TensorFlow does; BiT's are pre-activation and pad as PyTorch does.
+The first two standardise the weights of every convolution and normalise by groups instead of by batch. The hybrid's
+units are post-activation and pad as TensorFlow does; BiT's are pre-activation and pad as PyTorch does.
 """
 
 from collections import OrderedDict
@@ -133,7 +133,7 @@ class ResNet(nn.Module):
             self.stages.append(blocks)
         self.norm = nn.GroupNorm(GROUPS, channels)
         self.head = nn.Linear(channels, config.num_classes) if config.num_classes else nn.Identity()
-        self.reset_parameters()
+        reset_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
         return self.head(self.pooled(images))
@@ -149,13 +149,65 @@ class ResNet(nn.Module):
             x = stage(x)
         return F.relu(self.norm(x))
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        if self.conv.weight.is_meta:
-            return  # only names and shapes are wanted
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
+
+class SmallUnit(nn.Module):
+    """Two 3x3 convolutions with batch norm, and a shortcut that is projected where the shape changes."""
+
+    def __init__(self, cin: int, cout: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(cin, cout, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(cout, cout, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(cout), nn.BatchNorm2d(cout)
+        self.shortcut = nn.Conv2d(cin, cout, 1, stride, bias=False) if cin != cout or stride != 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class SmallResNet(nn.Module):
+    """He et al.'s ResNet for CIFAR: with three stages of three units it is their ResNet-20."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels = 16 * config.width_factor
+        self.conv = nn.Conv2d(config.in_channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.stages = nn.ModuleList()
+        for stage, units in enumerate(config.layers):
+            blocks = nn.Sequential()
+            for unit in range(units):
+                width = 16 * config.width_factor * 2**stage
+                blocks.append(SmallUnit(channels, width, 2 if stage > 0 and unit == 0 else 1))
+                channels = width
+            self.stages.append(blocks)
+        self.head = nn.Linear(channels, config.num_classes) if config.num_classes else nn.Identity()
+        reset_convolutions(self)
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
+        return self.head(self.pooled(images))
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """The image representation that the head reads: (B, C')."""
+        return self.feature_map(images).mean(dim=(2, 3))
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """What the head averages: (B, C', H/4, W/4) for three stages."""
+        x = F.relu(self.norm(self.conv(images.contiguous(memory_format=torch.channels_last))))
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+@torch.no_grad()
+def reset_convolutions(model: ResNet | SmallResNet) -> None:
+    """Kaiming's filters and a head of zeros."""
+    if model.conv.weight.is_meta:
+        return  # only names and shapes are wanted
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+    if isinstance(model.head, nn.Linear):
+        nn.init.zeros_(model.head.weight)
+        nn.init.zeros_(model.head.bias)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..config import ViTConfig
+from ..config import Size, ViTConfig
 from ..errors import ConfigError
 from .patches import patchify
 from .pooling import make_pool
@@ -205,25 +205,32 @@ class ViT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Patch embeddings with prefix tokens and positions: (B, N, D)."""
-        x = self.patch_embed(self.cut(images))
-        if self.training and self.config.patch_dropout > 0:
-            return self.drop(self.positions(x, self.prefix(len(x)), keep=self.kept_patches(x)))
-        return self.drop(self.positions(x, self.prefix(len(x))))
+        patches, grid = self.cut(images)
+        x = self.patch_embed(patches)
+        dropped = self.training and self.config.patch_dropout > 0
+        return self.drop(self.positions(x, self.prefix(len(x)), grid, self.kept_patches(x) if dropped else None))
 
-    def cut(self, images: Tensor) -> Tensor:
-        """Images to flattened patches; flattened patches pass through."""
+    def cut(self, images: Tensor) -> tuple[Tensor, Size]:
+        """Images to flattened patches and their grid; flattened patches pass through."""
         patches = (self.config.num_patches, self.patch_embed.proj.in_features)
         if self.config.stem == "linear" and tuple(images.shape[1:]) == patches:
-            return images
+            return images, self.config.grid
         expected = (self.config.in_channels, *self.config.image_size)
-        if tuple(images.shape[1:]) != expected:
+        if tuple(images.shape[1:]) != expected and not (self.training and self.resizable(images)):
             field = "image_size" if images.ndim == 4 and images.shape[1] == expected[0] else "in_channels"
             shape = ", ".join(map(str, expected))
             raise ConfigError(
                 f"The model takes images of shape (batch, channels, height, width) = (B, {shape}), "
                 f"not {tuple(images.shape)}. To adapt its weights, load it with another {field}."
             )
-        return patchify(self.stem(images), self.config.patch_size)
+        h, w = images.shape[-2:]
+        grid = (h // self.config.stride[0], w // self.config.stride[1])
+        return patchify(self.stem(images), self.config.patch_size), grid
+
+    def resizable(self, images: Tensor) -> bool:
+        """Whether training may go on with images of another size: positions are resampled on the way."""
+        fits = images.ndim == 4 and images.shape[1] == self.config.in_channels and self.config.resizable
+        return fits and all(n % s == 0 for n, s in zip(images.shape[-2:], self.config.stride, strict=True))
 
     def prefix(self, batch: int) -> Tensor | None:
         parts = (self.class_token, self.distillation_token, self.registers)

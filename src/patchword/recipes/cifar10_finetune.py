@@ -1,4 +1,4 @@
-"""CIFAR-10 from ImageNet weights: ViT-Ti/16 at 96 pixels, the head solved for first, then all weights.
+"""CIFAR-10 from ImageNet weights: ViT-Ti/16 at 96 pixels, the head learnt first, then all weights.
 
 Command: patchword train cifar10_finetune --budget 30m
 """
@@ -10,7 +10,7 @@ config = Config(
     data=DataConfig(source="cifar10"),
     init="hf:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
     image_size=(96, 96),
-    head="least_squares",
+    head="probe",
     augment=AugmentConfig(crop="resized", scale=(0.5, 1.0), flip=0.5),
     optim=OptimConfig(lr=1e-4, weight_decay=0.05, layer_decay=0.75),
     schedule=ScheduleConfig(warmup=0.1),

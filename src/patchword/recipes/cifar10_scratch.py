@@ -1,4 +1,4 @@
-"""CIFAR-10 from nothing on a CPU: a small ViT behind three convolutions, trained with Muon for the minutes you have.
+"""CIFAR-10 from nothing on a CPU: a small ViT behind six convolutions, trained with Muon for the minutes you have.
 
 Command: patchword train cifar10_scratch --budget 10m
 Machine: 2 cores (AMD EPYC, AVX2, 0.15 TFLOP/s). 10 minutes, 3.8 epochs: 81.2 % on test, one seed, with mirror images at
@@ -11,8 +11,9 @@ config = Config(
     name="cifar10-scratch",
     data=DataConfig(source="cifar10"),
     model=ViTConfig(
-        image_size=(32, 32), patch_size=(1, 1), embed_dim=192, depth=6, num_heads=3, mlp_dim=384,
-        stem="conv", stem_layers=(32, 64, 128), class_token=False, pooling="average", norm_after_pool=True,
+        image_size=(32, 32), patch_size=(1, 1), embed_dim=192, depth=4, num_heads=3, mlp_dim=384,
+        stem="conv", stem_layers=(64, 128, 192), stem_convs=2, class_token=False, pooling="average",
+        norm_after_pool=True,
     ),
     augment=AugmentConfig(crop="shift", flip=0.5),
     optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),

@@ -1,4 +1,4 @@
-"""Any folder of pictures (or other data), from ImageNet weights: the head solved for first, then all weights.
+"""Any folder of pictures (or other data), from ImageNet weights: the head learnt first, then all weights.
 
 Command: patchword train finetune --data.source photos --budget 10m  (or simply: patchword train photos --budget 10m)
 """
@@ -8,7 +8,7 @@ from patchword.config import AugmentConfig, Config, OptimConfig, ScheduleConfig
 config = Config(
     name="finetune",
     init="hf:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-    head="least_squares",
+    head="probe",
     augment=AugmentConfig(crop="resized", scale=(0.35, 1.0), flip=0.5),
     optim=OptimConfig(lr=1e-4, weight_decay=0.05, layer_decay=0.75),
     schedule=ScheduleConfig(warmup=0.1),

@@ -33,7 +33,19 @@ def make_start(config: Config, parts: Parts) -> Start:
     torch.manual_seed(config.seed)
     start = from_weights(config, parts) if config.init else from_scratch(config, parts)
     freeze(start.model, config)
+    check_early(start.config)
     return start
+
+
+def check_early(config: Config) -> None:
+    """Whether the model takes pictures of `early_size`."""
+    size, model = config.early_size, config.model
+    if size is None or not isinstance(model, ViTConfig):
+        return
+    if not model.resizable:
+        raise ConfigError("early_size needs positions that are added to the tokens, and global attention.")
+    if any(n % s for n, s in zip(size, model.stride, strict=True)):
+        raise ConfigError(f"early_size {size} must be a multiple of {model.stride}, the pixels of one patch.")
 
 
 def from_scratch(config: Config, parts: Parts) -> Start:

@@ -3,12 +3,12 @@
 import contextlib
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -21,7 +21,7 @@ from ..data.sources import Parts
 from ..errors import ConfigError
 from .averaging import Average
 from .guard import Fault, Place, diagnose
-from .head import solve_head
+from .head import probe_head
 from .lora import merged_state
 from .objective import Objective, Teacher, make_objective
 from .optimisers import Sharpness, make_optimisers, set_rate
@@ -29,6 +29,8 @@ from .precision import autocast
 from .schedule import rate
 from .setup import make_start
 from .world import World
+
+PROBE_SHARE = 0.2  # of a budget, at most, goes to the features that a new head is learnt from
 
 
 class NotANumber(Exception):
@@ -67,10 +69,11 @@ class Trainer:
         self.notes: list[str] = list(parts.notes)
         self.model = start.model
         self.inference_seconds = 0.0  # for a picture, once it is known
-        if fresh and start.new_head and config.head == "least_squares":
-            begin = time.monotonic()
-            self.notes.append(solve_head(self.model, Loader(parts.train, self.preprocess, **plain), self.val))
-            self.inference_seconds = (time.monotonic() - begin) / (len(parts.train) + len(parts.val))
+        if fresh and start.new_head and config.head == "probe":
+            seconds = PROBE_SHARE * config.budget if config.budget else math.inf
+            loader = Loader(parts.train, self.preprocess, **plain)
+            note, self.inference_seconds = probe_head(self.model, loader, self.val, seconds)
+            self.notes.append(note)
         self.model.to(world.device).train()
         self.objective = make_objective(self.config, parts.train.targets, len(self.labels))
         self.teacher = Teacher(config.distill, self.labels, self.preprocess) if config.distill.teacher else None
@@ -80,6 +83,7 @@ class Trainer:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.sharpness = Sharpness(self.parameters, config.optim.sam) if config.optim.sam else None
         self.average = Average(self.model, config.ema) if config.ema else None
+        self.early = False
         self.step, self.batches = 0, iter(())  # type: tuple[int, Iterator[Batch]]
 
     @property
@@ -105,6 +109,7 @@ class Trainer:
     def advance(self, progress: float) -> dict[str, float | None]:
         """Makes one step: loss, accuracy, gradient norm and rate. Raises NotANumber before anything has changed."""
         batches = list(itertools.islice(self.batches, self.config.accumulate))
+        self.early = progress < self.config.early_part
         buffers = [b.clone() for b in self.model.buffers()]
         loss, accuracy, norm = self.gradients(batches)
         if self.sharpness is not None and math.isfinite(norm):
@@ -143,7 +148,10 @@ class Trainer:
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         device = self.world.device
-        found = {"images": batch.images.to(device), "targets": batch.targets.to(device)}
+        images = batch.images.to(device)
+        if self.early and self.config.early_size:
+            images = F.interpolate(images, self.config.early_size, mode="bilinear", antialias=True)
+        found = {"images": images, "targets": batch.targets.to(device)}
         if self.teacher is not None:
             found["taught"] = self.teacher(found["images"])
         return found
