@@ -474,13 +474,40 @@ def test_the_command_line_trains_and_answers(tmp_path: Path) -> None:
 def test_small_pictures_first(tmp_path: Path) -> None:
     """Steps of the first part see small pictures, the others whole ones; the model that comes out takes whole ones."""
     sizes: list[int] = []
-    made = trainer(early_size=(4, 4), early_part=0.5)
+    made = trainer(early_scale=0.6, early_part=0.5)
     made.model.register_forward_pre_hook(lambda module, inputs: sizes.append(inputs[0].shape[-1]))
     for step in range(6):
         made.advance(step / 6)
-    assert sizes == [4, 4, 4, 8, 8, 8]
-    outcome = train(config(steps=6, early_size=(4, 4)), tmp_path / "run", parts=parts())
+    assert sizes == [4, 4, 4, 8, 8, 8], "0.6 of eight pixels, in whole patches of two"
+    outcome = train(config(steps=6, early_scale=0.1), tmp_path / "run", parts=parts())
     assert outcome is not None and outcome.figures["test"]["n"] == 20
-    for wrong in ({"early_size": (3, 3)}, {"early_size": (4, 4), "model": TINY.replace(positions="rotary")}):
-        with pytest.raises(ConfigError, match="early_size"):
-            trainer(**wrong)
+    with pytest.raises(ConfigError, match="early_scale"):
+        trainer(early_scale=0.5, model=TINY.replace(positions="rotary"))
+
+
+@pytest.mark.parametrize("stem", ["linear", "conv"])
+def test_shares_on_several_cores(stem: Any) -> None:
+    """Gradients of a batch in two shares are those of the whole (batch norm apart), and the same every time."""
+    model = TINY.replace(stem=stem, stem_layers=(8,) if stem == "conv" else (), patch_size=(2, 2))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        made = [trainer(model=model, batch_size=64, steps=3) for _ in range(3)]
+        assert all(m.shares is not None and len(m.shares.models) == 2 for m in made)
+        made[2].shares = None
+        first, again, whole = (losses(m, 3) for m in made)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert first == again
+    states = [m.model.state_dict() for m in made]
+    assert all(torch.equal(states[0][n], states[1][n]) for n in states[0])
+    if stem == "linear":
+        torch.testing.assert_close(torch.tensor(first), torch.tensor(whole))
+        for name, value in states[0].items():
+            torch.testing.assert_close(value, states[2][name], rtol=1e-3, atol=1e-5)
+    else:
+        means = [s["stem.2.running_mean"] for s in states]
+        torch.testing.assert_close(means[0], means[2], rtol=0.1, atol=0.05)
+    for changes in ({"dropout": 0.1}, {"drop_path": 0.1}):
+        assert trainer(model=TINY.replace(**changes)).shares is None, "threads would draw from one generator"

@@ -125,7 +125,7 @@ class Config(JsonConfig):
     model: ModelConfig = field(default_factory=ViTConfig)  # its num_classes comes from the data
     init: str | None = None  # a model reference to start from: its architecture replaces `model`, all but the dropouts
     image_size: Size | None = None  # another than that of `model` or `init`; positions are resampled
-    early_size: Size | None = None  # pictures are this small in the first part of the run, where steps then are cheaper
+    early_scale: float = 1.0  # pictures have this part of their size at first, where steps then are cheaper
     early_part: float = 0.5  # how long that is, as a part of the run
     head: Literal["zero", "probe"] = "zero"  # what the new head of `init` starts as; probe: a logistic regression
     freeze: tuple[str, ...] = ()  # beginnings of names of weights that stay as they are, or "all-but-head"
@@ -165,6 +165,7 @@ class Config(JsonConfig):
             f"accumulate {self.accumulate} must divide batch_size {self.batch_size}.",
         )
         self.require(self.threads is None or 1 <= self.threads <= 1024, "threads must be between 1 and 1024.")
+        self.require(0 < self.early_scale <= 1, "early_scale must be above 0 and at most 1.")
         self.require(0 <= self.early_part <= 1, "early_part must be between 0 and 1.")
         self.require(0 <= self.ema < 1, "ema must be at least 0 and below 1.")
         self.require(0 <= self.label_smoothing < 1, "label_smoothing must be at least 0 and below 1.")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..checkpoints import Checkpoint, read_checkpoint
-from ..config import Config, ModelConfig, ViTConfig
+from ..config import Config, ModelConfig, Size, ViTConfig
 from ..data.sources import ArraySource, Parts
 from ..data.statistics import channel_statistics
 from ..errors import ConfigError
@@ -33,19 +33,19 @@ def make_start(config: Config, parts: Parts) -> Start:
     torch.manual_seed(config.seed)
     start = from_weights(config, parts) if config.init else from_scratch(config, parts)
     freeze(start.model, config)
-    check_early(start.config)
     return start
 
 
-def check_early(config: Config) -> None:
-    """Whether the model takes pictures of `early_size`."""
-    size, model = config.early_size, config.model
-    if size is None or not isinstance(model, ViTConfig):
-        return
-    if not model.resizable:
-        raise ConfigError("early_size needs positions that are added to the tokens, and global attention.")
-    if any(n % s for n, s in zip(size, model.stride, strict=True)):
-        raise ConfigError(f"early_size {size} must be a multiple of {model.stride}, the pixels of one patch.")
+def early_size(config: Config) -> Size | None:
+    """What pictures measure in the first part of the run: whole patches, at least one. None: as in the rest."""
+    model = config.model
+    if config.early_scale == 1 or config.early_part == 0:
+        return None
+    if isinstance(model, ViTConfig) and not model.resizable:
+        raise ConfigError("early_scale needs positions that are added to the tokens, and global attention.")
+    unit = model.stride if isinstance(model, ViTConfig) else (1, 1)
+    rows, columns = (max(1, round(n * config.early_scale / u)) * u for n, u in zip(model.image_size, unit, strict=True))
+    return rows, columns
 
 
 def from_scratch(config: Config, parts: Parts) -> Start:

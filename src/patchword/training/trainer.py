@@ -27,7 +27,8 @@ from .objective import Objective, Teacher, make_objective
 from .optimisers import Sharpness, make_optimisers, set_rate
 from .precision import autocast
 from .schedule import rate
-from .setup import make_start
+from .setup import early_size, make_start
+from .shares import Shares, share_count
 from .world import World
 
 PROBE_SHARE = 0.2  # of a budget, at most, goes to the features that a new head is learnt from
@@ -79,11 +80,13 @@ class Trainer:
         self.teacher = Teacher(config.distill, self.labels, self.preprocess) if config.distill.teacher else None
         trainee = Trainee(self.model, self.objective)
         self.trainee = DistributedDataParallel(trainee) if world.size > 1 else trainee
+        shares = share_count(self.config, self.model, world)
+        self.shares = Shares(self.model, self.objective, shares, self.config.precision) if shares > 1 else None
         self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.sharpness = Sharpness(self.parameters, config.optim.sam) if config.optim.sam else None
         self.average = Average(self.model, config.ema) if config.ema else None
-        self.early = False
+        self.early, self.early_size = False, early_size(self.config)
         self.step, self.batches = 0, iter(())  # type: tuple[int, Iterator[Batch]]
 
     @property
@@ -128,9 +131,15 @@ class Trainer:
 
     def gradients(self, batches: list[Batch]) -> tuple[float, float | None, float]:
         """Loss, accuracy (None where labels are mixed or several) and the norm of the gradient of a whole batch."""
-        losses, hits = [], []
+        losses: list[Tensor] = []
+        hits: list[Tensor] = []
         for part, batch in enumerate(batches):
             inputs = self.inputs(batch)
+            if self.shares is not None:
+                loss, logits = self.shares.backward(inputs, 1 / len(batches))
+                losses.append(loss)
+                hits += self.hits(batch, logits)
+                continue
             torch.manual_seed(self.part_seed(part))
             last = part == len(batches) - 1
             apart = isinstance(self.trainee, DistributedDataParallel) and not last
@@ -139,18 +148,23 @@ class Trainer:
                     loss, logits = self.trainee(inputs["images"], inputs["targets"], inputs.get("taught"))
                 (loss / len(batches)).backward()
             losses.append(loss.detach().float())
-            if batch.targets.ndim == 1:
-                hits.append((logits.detach().argmax(1) == inputs["targets"]).float().mean())
+            hits += self.hits(batch, logits)
         means = [torch.stack(losses).mean(), torch.stack(hits).mean() if hits else torch.tensor(0.0)]
         loss, accuracy = self.world.mean(torch.stack(means)).tolist()
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
         return loss, accuracy if hits else None, norm
 
+    def hits(self, batch: Batch, logits: Tensor) -> list[Tensor]:
+        """The accuracy on a batch, or nothing where labels are mixed or several."""
+        if batch.targets.ndim == 2:
+            return []
+        return [(logits.detach().argmax(1) == batch.targets.to(self.world.device)).float().mean()]
+
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         device = self.world.device
         images = batch.images.to(device)
-        if self.early and self.config.early_size:
-            images = F.interpolate(images, self.config.early_size, mode="bilinear", antialias=True)
+        if self.early and self.early_size:
+            images = F.interpolate(images, self.early_size, mode="bilinear", antialias=True)
         found = {"images": images, "targets": batch.targets.to(device)}
         if self.teacher is not None:
             found["taught"] = self.teacher(found["images"])
