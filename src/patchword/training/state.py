@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.files import sha256
+from ..checkpoints.files import sha256, sync
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe
 from ..errors import CheckpointError
 
@@ -75,14 +75,6 @@ def json_chunk(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode()
 
 
-def sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class Store:
     """The checkpoints of a run: RUN/checkpoints/."""
 
@@ -118,12 +110,12 @@ class Store:
             sums[DESCRIPTION] = write_file(made / DESCRIPTION, [json_chunk(description)])
             sums[STATE] = write_file(made / STATE, safetensors_chunks(snapshot.tensors))
             write_file(made / MANIFEST, [json_chunk(sealed(manifest(snapshot, sums)))])
-            sync_folder(made)
+            sync(made)
             if target.exists():  # damaged: `load` has passed it over
                 self.remove(target)
             os.rename(made, target)
-            sync_folder(self.folder)
-            sync_folder(self.folder.parent)
+            sync(self.folder)
+            sync(self.folder.parent)
             self.last = snapshot.step
             self.forget(snapshot)
         except OSError as error:
