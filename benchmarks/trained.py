@@ -1,33 +1,43 @@
 """A training run by the command a user would type, its figures kept in results/.
 
-    python benchmarks/trained.py NAME -- cifar10_scratch --budget 10m
+    python benchmarks/trained.py NAME [--keep RUN] -- cifar10_scratch --budget 10m
     python benchmarks/trained.py pets_finetune_5m -- pets/ --init WEIGHTS --budget 5m
 
-Runs `patchword train ARGUMENTS --json` in a temporary folder, one seed, and writes results/NAME.json. Validation chose
-the step; the test part was measured once.
+Runs `patchword train ARGUMENTS --json`, one seed, in a temporary folder or in RUN, which then stays, and writes
+results/NAME.json. Validation chose the step; the test part was measured once.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from harness import write_result
 
 
 def main() -> None:
-    name, dashes, *arguments = sys.argv[1:]
-    assert dashes == "--", __doc__
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--keep")
+    parser.add_argument("arguments", nargs="+")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "patchword", "train", *arguments, "--out", f"{folder}/run", "--json"]
-        start = time.perf_counter()
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        seconds = time.perf_counter() - start
-        said = json.loads(done.stdout)
-        config = json.loads(Path(folder, "run/config.json").read_text())["config"]
-        rows = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
+        content = measure(args.arguments, Path(args.keep or f"{folder}/run"))
+    print(write_result(args.name, content))
+
+
+def measure(arguments: list[str], run: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "patchword", "train", *arguments, "--out", str(run), "--json"]
+    start = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    seconds = time.perf_counter() - start
+    said = json.loads(done.stdout)
+    config = json.loads((run / "config.json").read_text())["config"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     speeds = sorted(row["images_per_second"] for row in rows if row["kind"] == "train")
     public = [a if not Path(a).is_absolute() else Path(a).name for a in arguments]
     content = {"command": f"patchword train {' '.join(public)}", "seeds": 1, "command_seconds": round(seconds, 1)}
@@ -35,7 +45,9 @@ def main() -> None:
     content |= {"steps": said["steps"], "images_per_second": speeds[len(speeds) // 2], "config": config}
     content["config"]["data"]["source"] = Path(config["data"]["source"]).name
     content["config"]["init"] = Path(config["init"]).name if config["init"] else None
-    print(write_result(name, content))
+    kept = ("seconds", "epoch", "top1")
+    content["val_curve"] = [{key: row[key] for key in kept} for row in rows if row["kind"] == "val"]
+    return content
 
 
 if __name__ == "__main__":

@@ -11,23 +11,22 @@ from .convert import WRITABLE, write_foreign
 from .files import TENSOR_SUFFIXES
 from .folder import CHECKPOINTS, DESCRIPTION, read_folder, read_unfinished, write_folder
 from .foreign import read_foreign
+from .rules import listed
 
 __all__ = ["WRITABLE", "Checkpoint", "load", "read_checkpoint", "write_checkpoint"]
 
+BUILT_IN, SHIPPED = "patchword:", Path(__file__).parents[1] / "weights"
+
 
 def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
-    """A model reference as a Checkpoint: a run or model folder, a foreign file or folder, or `hf:owner/name`.
+    """A model reference as a Checkpoint: a run or model folder, a foreign file or folder, `hf:owner/name`, or a
+    model that comes with patchword, `patchword:cifar10`.
 
     `fields` are fields of the model's config. image_size, in_channels and num_classes adapt the weights (positions
     resampled, channels mixed, head replaced by zeros); any other states what the file does not say.
     """
     fields = ViTConfig.cast_fields(fields)
-    if isinstance(reference, str) and reference.startswith("hf:"):
-        from .hub import fetch
-
-        path = fetch(reference)
-    else:
-        path = expanded(reference)
+    path = located(reference)
     try:
         if not path.exists():
             raise CheckpointError(
@@ -43,6 +42,20 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error}).") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def located(reference: str | Path) -> Path:
+    """Where the files of a model reference are, once they are on this machine."""
+    if isinstance(reference, str) and reference.startswith("hf:"):
+        from .hub import fetch
+
+        return fetch(reference)
+    if isinstance(reference, str) and reference.startswith(BUILT_IN):
+        names = sorted(path.name for path in SHIPPED.iterdir())
+        if reference.removeprefix(BUILT_IN) not in names:
+            raise CheckpointError(f"There is no {reference}. patchword comes with {listed([BUILT_IN + n for n in names])}.")
+        return SHIPPED / reference.removeprefix(BUILT_IN)
+    return expanded(reference)
 
 
 def expanded(path: str | Path) -> Path:

@@ -12,6 +12,8 @@ from ..errors import ConfigError
 from ..models import Model, adapt_state, build, changed_config
 from ..preprocess import Preprocess
 
+HALF_LARGEST = torch.finfo(torch.float16).max
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -58,6 +60,13 @@ class Checkpoint:
         if config.num_classes not in (0, self.config.num_classes):
             notes += (f"the head was replaced: {config.num_classes} classes, all zeros, so it must be trained.",)
         return replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess, notes=notes)
+
+    def halved(self) -> "Checkpoint":
+        """With weights of two bytes each, for storing; `model` computes in float32 all the same."""
+        large = [n for n, t in self.tensors.items() if t.is_floating_point() and t.abs().max() > HALF_LARGEST]
+        if large:
+            raise ConfigError(f"{large[0]} has values beyond {HALF_LARGEST:g}, which half precision cannot hold.")
+        return replace(self, tensors={n: t.half() if t.is_floating_point() else t for n, t in self.tensors.items()})
 
     def stated(self, labels: Sequence[str] | None = None, **preprocess: Any) -> "Checkpoint":
         """With labels or fields of the preprocessing as the caller states them, whatever the file says."""

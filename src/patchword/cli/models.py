@@ -92,6 +92,7 @@ def convert(
     out: Annotated[Positional[Path], words("OUT")],
     to: Format,
     reading: OmitArgPrefixes[Reading] = NOTHING,
+    half: Flag = False,
     overwrite: Flag = False,
 ) -> int:
     """Write a model in another format; it is read back and compared before it gets its name.
@@ -102,11 +103,15 @@ def convert(
         out: a folder (patchword, transformers, timm; timm also *.safetensors or *.pth), *.npz (google, big_vision) or
             *.pth (torchvision, deit, dinov2)
         to: the format to write
+        half: patchword only: weights of two bytes instead of four; it still computes in float32
         overwrite: replace a model that is there
     """
     from ..checkpoints import write_checkpoint
 
+    if half and to != "patchword":
+        raise ConfigError("--half goes with --to patchword; the other formats are written as their projects do.")
     checkpoint = reading.read(model)
+    checkpoint = checkpoint.halved() if half else checkpoint
     for note in write_checkpoint(out, checkpoint, to, overwrite=overwrite):
         say(f"note: {note}")
     say(f"wrote {out} ({checkpoint.family} to {to}, {sum(t.numel() for t in checkpoint.tensors.values()):,} numbers)")

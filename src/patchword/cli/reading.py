@@ -20,7 +20,7 @@ def words(metavar: str, meaning: str = "") -> Any:
     return tyro.conf.arg(metavar=metavar, help=meaning or None)
 
 
-MODEL = words("MODEL", "a model folder, a checkpoint file or folder of any family, or hf:owner/name")
+MODEL = words("MODEL", "a model folder, a checkpoint file or folder of any family, hf:owner/name, or patchword:cifar10")
 ModelReference = Annotated[Positional[str], MODEL]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 

@@ -9,13 +9,13 @@ from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, Sch
 
 config = Config(
     name="cifar10-scratch",
-    data=DataConfig(source="cifar10"),
+    data=DataConfig(source="cifar10", val_fraction=0.04),  # 2,000 pictures: each one kept back is one not learnt from
     model=ViTConfig(
         image_size=(32, 32), patch_size=(1, 1), embed_dim=192, depth=4, num_heads=3, mlp_dim=384,
         stem="conv", stem_layers=(64, 128, 192), stem_convs=2, class_token=False, pooling="average",
         norm_after_pool=True,
     ),
-    augment=AugmentConfig(crop="shift", flip=0.5),
+    augment=AugmentConfig(crop="shift", flip=0.5, cutout=0.25),
     optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),
     schedule=ScheduleConfig(shape="linear", warmup=0.05),
     batch_size=128,
