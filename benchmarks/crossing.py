@@ -9,6 +9,7 @@ parts. Writes results/crossing.json and docs/crossing.svg.
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import RESULTS, write_result
+
+from patchword.inspection.drawing.theme import LIGHT, drawn_in, new_figure, plotted
 
 HERE = Path(__file__).parent
 SERIES = {
@@ -25,7 +28,6 @@ SERIES = {
     "usual ViT": "recipes/usual_vit.py",
 }
 COLOURS = {"our ViT": "#0b62c4", "our hybrid": "#1a8a5a", "ResNet-38": "#c4540b", "usual ViT": "#777777"}
-WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 720, 420, 60, 48, 120, 24
 
 
 def measure(recipe: str, minutes: int, seed: int) -> dict[str, Any]:
@@ -39,40 +41,24 @@ def measure(recipe: str, minutes: int, seed: int) -> dict[str, Any]:
     return {**figures, "steps": said["steps"], "seconds": said["seconds"]}
 
 
-def figure(points: list[dict[str, Any]]) -> str:
-    """Lines of test accuracy over minutes, as SVG."""
-    most = max(p["minutes"] for p in points)
-    low = 0.1 * int(10 * min(p["test"] for p in points))
-
-    def x(minutes: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * minutes / most
-
-    def y(accuracy: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (accuracy - low) / (1 - low))
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
-    for tenth in range(round(10 * low), 11):
-        line = f'x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tenth / 10):.1f}" y2="{y(tenth / 10):.1f}"'
-        parts.append(f'<line {line} stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tenth / 10) + 4:.1f}" text-anchor="end">{10 * tenth} %</text>')
-    for minutes in sorted({p["minutes"] for p in points}):
-        parts.append(f'<text x="{x(minutes):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{minutes}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">minutes on two cores</text>')
-    for name, colour in COLOURS.items():
-        mine = sorted((p["minutes"], p["test"]) for p in points if p["series"] == name)
-        if not mine:
-            continue
-        track = " ".join(f"{x(m):.1f},{y(a):.1f}" for m, a in mine)
-        parts.append(f'<polyline points="{track}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        parts += [f'<circle cx="{x(m):.1f}" cy="{y(a):.1f}" r="4" fill="{colour}"/>' for m, a in mine]
-        end = mine[-1]
-        place = f'x="{x(end[0]) + 9:.1f}" y="{y(end[1]) + 4:.1f}"'
-        parts.append(f'<text {place} fill="{colour}">{name} {end[1]:.1%}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+def draw(points: list[dict[str, Any]], path: Path) -> None:
+    """Lines of test accuracy over minutes; the mean where there are several seeds."""
+    with drawn_in(LIGHT):
+        figure = new_figure(7.5, 4.5)
+        axes = plotted(figure.subplots(), "CIFAR-10 from nothing, on two cores", "minutes", "accuracy on test")
+        for name, colour in COLOURS.items():
+            by_minutes: dict[int, list[float]] = {}
+            for p in points:
+                if p["series"] == name:
+                    by_minutes.setdefault(p["minutes"], []).append(p["test"])
+            if by_minutes:
+                minutes = sorted(by_minutes)
+                means = [statistics.mean(by_minutes[m]) for m in minutes]
+                axes.plot(minutes, means, "o-", color=colour, linewidth=2, label=f"{name}: {means[-1]:.1%}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_xlim(0, None)
+        axes.legend(frameon=False, loc="lower right")
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -91,7 +77,7 @@ def main() -> None:
             points.append(point)
             print(f"{name:12} {minutes:3} min  val {point['val']:.2%}  test {point['test']:.2%}", flush=True)
             write_result("crossing", {"points": points})
-            (HERE.parent / "docs/crossing.svg").write_text(figure(points))
+            draw(points, HERE.parent / "docs/crossing.svg")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The commands as a user types them: output, exit codes, and a sentence for every mistake."""
 
 import csv
+import itertools
 import json
 import os
 import subprocess
@@ -8,12 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import patchword
 from patchword import cli
-from patchword.checkpoints import read_checkpoint, write_checkpoint
+from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.cli.fields import model_flags
+from patchword.config import ViTConfig
+from patchword.models import build
+from patchword.preprocess import Preprocess
 from test_checkpoints import checkpoint as small_checkpoint
 from test_classifier import COLOURS, colour_checkpoint
 from test_hub import REPO, Hub
@@ -82,6 +87,35 @@ def test_evaluate(model: Path, data: Path) -> None:
     assert (found["top1"], found["n"], found["skipped"]) == (1.0, 3, 0)
     assert {"top5", "ece", "nll", "images_per_second", "per_class"} <= found.keys()
     assert "top-1     100.00%" in run("evaluate", model, data).stdout
+
+
+def test_evaluate_a_data_set_against_another_model(tmp_path: Path) -> None:
+    """scikit-learn's digits by two models that know nothing; every prediction in a table."""
+    config = ViTConfig(
+        image_size=8, patch_size=4, in_channels=1, embed_dim=8, depth=1, num_heads=1, mlp_dim=8, num_classes=10
+    )
+    prepared = Preprocess(size=(8, 8), mean=(0.3,), std=(0.4,))
+    for name in ("one", "two"):
+        torch.manual_seed(len(name) + ord(name[0]))
+        tensors = dict(build(config).state_dict())
+        tensors["head.weight"] = torch.randn(10, 8)
+        write_checkpoint(tmp_path / name, Checkpoint(config, tensors, prepared, tuple("0123456789")))
+    table = tmp_path / "all.csv"
+    result = run("evaluate", tmp_path / "one", "digits", "--against", tmp_path / "two", "--csv", table, "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert len(rows) == said["n"] > 300
+    assert said["top1"] == pytest.approx(sum(row["true"] == row["predicted"] for row in rows) / len(rows))
+    low, high = said["intervals"]["top1"]
+    assert low < said["top1"] < high < low + 0.2
+    about = said["comparison"]
+    assert about["second"] == said["top1"] and about["difference"][0] <= about["second"] - about["first"]
+    alone = run("evaluate", tmp_path / "two", "digits")
+    assert f"{about['first']:.2%}" in alone.stdout
+    shown = run("evaluate", tmp_path / "one", "digits", "--against", tmp_path / "one")
+    assert "No difference" in shown.stdout and "(p = 1)" in shown.stdout
+    assert run("evaluate", tmp_path / "one", "digits", "--csv", table).returncode == 2
 
 
 @pytest.mark.parametrize("scheme", ["index", "label"])
@@ -204,3 +238,39 @@ def test_as_a_module() -> None:
 def test_torch_is_not_needed_for_help() -> None:
     code = "import sys, patchword.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_killed_table_goes_on(model: Path, tmp_path: Path) -> None:
+    """Killed again and again, with files that cannot be read: each picture once, as if nothing had happened."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    names = itertools.cycle(COLOURS.values())
+    for number in range(600):
+        Image.new("RGB", (9, 9), next(names)).save(folder / f"{number:04}.png")
+    (folder / "0100.png").write_bytes(b"\x89PNG")
+    (folder / 'nüw\nline, "quoted".png').write_bytes((folder / "0001.png").read_bytes())
+    whole, table = tmp_path / "whole.csv", tmp_path / "table.csv"
+    assert run("predict", model, folder, "--csv", whole).returncode == 3
+    partial, kills = Path(f"{table}.partial"), 0
+    command = [sys.executable, "-m", "patchword", "predict", str(model), str(folder), "--csv", str(table)]
+    while not table.exists():
+        before = partial.stat().st_size if partial.exists() else 0
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and kills < 3:
+                if partial.exists() and partial.stat().st_size > before + 2000:
+                    process.kill()
+                    kills += 1
+                    break
+        if kills >= 1 and partial.exists():  # and the last row is torn
+            os.truncate(partial, partial.stat().st_size - 7)
+    assert kills >= 1 and table.read_bytes() == whole.read_bytes()
+    assert not partial.exists() and sorted(p.name for p in tmp_path.glob("*.csv*")) == ["table.csv", "whole.csv"]
+
+
+def test_a_table_of_another_model_is_not_continued(model: Path, data: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    Path(f"{table}.partial").write_text("path,error\r\n")
+    Path(f"{table}.partial.json").write_text("{}")
+    result = run("predict", model, data, "--csv", table)
+    assert result.returncode == 2 and "another model or another --top" in result.stderr
+    assert not table.exists() and Path(f"{table}.partial").exists()

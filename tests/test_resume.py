@@ -38,7 +38,7 @@ def nursery() -> Nursery:
 
 
 def configured(kind: str, workers: int = 0) -> Config:
-    """adamw, muon, or shares: muon with batches computed in shares on two cores, which needs a model without dropout."""
+    """adamw, muon, or shares: muon with batches in shares on two cores, which needs a model without dropout."""
     optim = OptimConfig(name="adamw" if kind == "adamw" else "muon", lr=3e-3)
     config = tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", workers=workers))
     if kind != "shares":

@@ -4,7 +4,7 @@
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,9 @@ from .checkpoints import Checkpoint, read_checkpoint
 from .data.ahead import ahead
 from .data.images import load_image, to_mode
 from .errors import ConfigError, ImageError
+
+# A file, or what reads a picture of a data set in a given mode.
+Readable = str | Path | Callable[..., Image.Image]
 
 # Enough pictures that the matrix products run at full speed on one core, few enough to stay in its cache.
 BATCH_SIZE = 16
@@ -102,18 +105,19 @@ class Classifier:
         pairs = zip(indices.tolist(), values.tolist(), strict=True)
         return Prediction(tuple(Score(self.labels[i], i, p) for i, p in pairs))
 
-    def stream(self, files: Iterable[Path], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
+    def stream(self, files: Iterable[Readable], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
         """For each file, in order, its logits (K), or why it could not be read. Memory stays bounded."""
         rest = iter(files)
         batches = iter(lambda: list(itertools.islice(rest, batch_size)), [])
         for results in ahead(self._run, batches, torch.get_num_threads()):
             yield from results
 
-    def _run(self, files: Sequence[Path]) -> list[Tensor | ImageError]:
+    def _run(self, files: Sequence[Readable]) -> list[Tensor | ImageError]:
         read: list[Tensor | ImageError] = []
         for file in files:
             try:
-                read.append(self.pixels(file))
+                picture = file if isinstance(file, str | Path) else file(mode=self.preprocess.mode)
+                read.append(self.pixels(picture))
             except ImageError as error:
                 read.append(error)
         good = [p for p in read if isinstance(p, Tensor)]

@@ -113,11 +113,16 @@ class Preprocess(JsonConfig):
         if image.mode != self.mode:
             image = _converted(image, self.mode)
         width, height = image.size
-        resized = self._resized(height, width)
-        rows = _kept(height, resized[0], self.size[0])
-        columns = _kept(width, resized[1], self.size[1])
-        small = _resample(image, self.size, rows, columns, Image.Resampling[self.interpolation.upper()])
+        left, top, right, bottom = self.seen(height, width)
+        small = _resample(image, self.size, (top, bottom), (left, right), Image.Resampling[self.interpolation.upper()])
         return np.array(small).reshape(*self.size, self.channels)
+
+    def seen(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """Which part of a picture the model sees: left, top, right, bottom, in pixels of the picture."""
+        resized = self._resized(height, width)
+        top, bottom = _kept(height, resized[0], self.size[0])
+        left, right = _kept(width, resized[1], self.size[1])
+        return left, top, right, bottom
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the whole resized picture, of which the crop is a part."""

@@ -51,9 +51,11 @@ def located(reference: str | Path) -> Path:
 
         return fetch(reference)
     if isinstance(reference, str) and reference.startswith(BUILT_IN):
-        names = sorted(path.name for path in SHIPPED.iterdir())
+        names = sorted(path.parent.name for path in SHIPPED.glob(f"*/{DESCRIPTION}"))
         if reference.removeprefix(BUILT_IN) not in names:
-            raise CheckpointError(f"There is no {reference}. patchword comes with {listed([BUILT_IN + n for n in names])}.")
+            raise CheckpointError(
+                f"There is no {reference}. patchword comes with {listed([BUILT_IN + n for n in names])}."
+            )
         return SHIPPED / reference.removeprefix(BUILT_IN)
     return expanded(reference)
 

@@ -4,6 +4,7 @@ Knows nothing of models. Whatever is wrong with a file becomes a CheckpointError
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -137,10 +138,19 @@ def write_tensors(path: Path, tensors: Tensors, *, wrapped: bool = False) -> Non
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     if path.suffix == ".safetensors":
         save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(0o666 & ~umask())  # safetensors makes files that only their owner can read
     elif path.suffix == ".npz":
         np.savez(path, **{name: to_numpy(t) for name, t in tensors.items()})  # type: ignore[arg-type]
     else:
         torch.save({"model": tensors} if wrapped else tensors, path)
+
+
+@functools.cache
+def umask() -> int:
+    """What the process takes away from the rights of new files; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

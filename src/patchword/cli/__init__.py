@@ -14,9 +14,11 @@ import tyro
 
 from ..errors import ConfigError, PatchwordError, Stopped
 from .fields import TAKEN, Kind, model_flags, run_flags, take_fields
+from .looking import inspect as see_through
 from .models import convert, evaluate, predict
 from .reading import Reading
 from .screen import say
+from .serving import serve
 from .training import base_config, doctor, quickstart, resume, train
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -26,6 +28,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict,
     "evaluate": evaluate,
     "convert": convert,
+    "inspect": see_through,
+    "serve": serve,
     "doctor": doctor,
 }
 
@@ -66,7 +70,7 @@ def known_fields(typed: list[str]) -> dict[str, Kind]:
     if typed[:1] == ["train"]:
         recipes = [word for word in typed[1:2] if not word.startswith("-")]
         return run_flags(base_config(recipes[0] if recipes else "finetune"))
-    return model_flags() if typed[:1] and typed[0] in ("predict", "evaluate", "convert") else {}
+    return model_flags() if typed[:1] and typed[0] in ("predict", "evaluate", "convert", "inspect", "serve") else {}
 
 
 def check_options(rest: list[str], fields: Iterable[str]) -> None:

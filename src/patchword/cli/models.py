@@ -2,13 +2,16 @@
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ..errors import ConfigError
 from .reading import NOTHING, Flag, ModelReference, Reading, words
 from .screen import print_evaluation, print_predictions, progress, report_unread, say
+
+if TYPE_CHECKING:
+    from ..classifier import Classifier
 
 Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "torchvision", "deit", "dinov2"]
 
@@ -20,6 +23,7 @@ def predict(
     top: int = 5,
     json: Flag = False,
     csv: Annotated[Path | None, words("FILE")] = None,
+    explain: Annotated[Path | None, words("DIR")] = None,
     overwrite: Flag = False,
 ) -> int:
     """Classify pictures.
@@ -30,7 +34,8 @@ def predict(
         images: files, or folders to be searched
         top: how many classes to show
         json: one JSON document on standard output, nothing else
-        csv: write a table, one row for each picture
+        csv: write a table, one row for each picture; killed, the same command goes on where it stopped
+        explain: also write each picture with what the model saw in it into this folder
         overwrite: replace the table if it is there
     """
     if top < 1:
@@ -42,49 +47,111 @@ def predict(
 
     files = prediction.find_files(images)
     classifier = Classifier(reading.read(model))
+    if explain:
+        from ..inspection.files import check_folder
+
+        check_folder(classifier, explain, overwrite)
+    if csv:
+        return write_table(classifier, files, top, csv, explain)
     with progress("predicting", len(files)) as step:
         rows = [row for row in prediction.predict_files(classifier, files, top) if step()]
-    if csv:
-        prediction.write_csv(csv, rows, top)
-        say(f"wrote {csv}")
+    if explain:
+        explain_all(classifier, [Path(row["path"]) for row in rows if "error" not in row], explain)
     if json:
         print(json_format.dumps(rows, indent=2))
-    elif not csv:
+    else:
         print_predictions(rows)
     return report_unread([(row["path"], row["error"]) for row in rows if "error" in row], len(rows))
 
 
+def write_table(classifier: "Classifier", files: list[Path], top: int, csv: Path, explain: Path | None) -> int:
+    """Row by row, so that any number of files fits into memory, and a kill costs nothing."""
+    from ..evaluation.predict import predict_table
+
+    with progress("predicting", len(files)) as step:
+        written = predict_table(classifier, files, top, csv, step)
+    if written.already:
+        say(f"went on behind the {written.already:,} pictures that {csv}.partial had already")
+    if explain:
+        explain_all(classifier, files, explain)
+    say(f"wrote {csv}")
+    code = report_unread(written.unread, len(files))
+    if written.already_unread:
+        say(f"{written.already_unread:,} more could not be read before; the column error says why.")
+    return 3 if written.already_unread else code
+
+
+def explain_all(classifier: "Classifier", files: list[Path], folder: Path) -> None:
+    from ..inspection.files import explain_files
+
+    with progress("explaining", len(files)) as step:
+        written = sum(isinstance(each, Path) for each in explain_files(classifier, files, folder) if step())
+    say(f"wrote {written} pictures to {folder}")
+
+
 def evaluate(
     model: ModelReference,
-    data: Annotated[Positional[Path], words("DATA")],
+    data: Annotated[Positional[str], words("DATA")],
     reading: OmitArgPrefixes[Reading] = NOTHING,
+    against: Annotated[str | None, words("MODEL")] = None,
     json: Flag = False,
+    csv: Annotated[Path | None, words("FILE")] = None,
+    overwrite: Flag = False,
     batch_size: int = 16,
 ) -> int:
-    """Measure a model on a folder of class folders, named by label, WordNet id or index.
+    """Measure a model on labelled pictures, with 95 % intervals.
 
     Example: patchword evaluate model.npz imagenet/val --json
 
     Args:
-        data: DATA/CLASS/*.jpg
+        data: DATA/CLASS/*.jpg with folders named by label, WordNet id or index; or a data set such as cifar10
+        against: another model, for the same pictures: is the first really better?
         json: one JSON document on standard output, nothing else
+        csv: write every prediction into a table
+        overwrite: replace the table if it is there
         batch_size: pictures that go through the model together, on each core
     """
     if batch_size < 1:
         raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
+    if csv and csv.exists() and not overwrite:
+        raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
+    from ..checkpoints import read_checkpoint
     from ..classifier import Classifier
-    from ..data.folders import class_folders
     from ..evaluation import evaluate as measure
+    from ..evaluation import labelled_pictures
 
-    total = len(class_folders(data))  # a wrong folder is told before the model is loaded
+    pictures = labelled_pictures(data)  # wrong data are told before the model is loaded
     classifier = Classifier(reading.read(model))
-    with progress("evaluating", total) as step:
-        result = measure(classifier, data, batch_size=batch_size, on_progress=step)
+    other = Classifier(read_checkpoint(against)) if against else None
+    with progress("evaluating", len(pictures) * (2 if other else 1)) as step:
+        result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
+    if csv:
+        write_rows(csv, result.rows)
     if json:
         print(json_format.dumps(result.to_json(), indent=2))
     else:
-        print_evaluation(result.figures, result.images_per_second)
-    return report_unread(result.skipped, total)
+        print_evaluation(result)
+    return report_unread(result.skipped, len(pictures))
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    """A table of predictions, whole or not at all."""
+    import csv
+    import io
+    import os
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text.getvalue(), encoding="utf-8", errors="surrogateescape", newline="")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"{path} could not be written ({error.strerror or error}).") from None
+    say(f"wrote {path}")
 
 
 def convert(

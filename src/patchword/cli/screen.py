@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..evaluation import Evaluation
     from ..training import Outcome
 
 
@@ -47,18 +48,32 @@ def print_predictions(rows: list[dict[str, Any]]) -> None:
             print(f"  {score['probability']:7.2%}  {score['label']}")
 
 
-def print_evaluation(figures: dict[str, Any], speed: float) -> None:
+def print_evaluation(result: "Evaluation") -> None:
+    """Figures with their intervals; a line on the other model, if there is one."""
+    figures, names = (
+        result.figures,
+        {"top1": "top-1", "top5": "top-5", "balanced_accuracy": "balanced", "macro_f1": "F1"},
+    )
     print(f"pictures  {figures['n']}")
-    print(f"top-1     {figures['top1']:.2%}")
-    print(f"top-5     {figures['top5']:.2%}")
-    print(f"NLL       {figures['nll']:.4f}")
-    print(f"ECE       {figures['ece']:.4f}")
-    say(f"{speed:.1f} pictures per second")
+    for name, short in names.items():
+        low, high = result.intervals[name]
+        print(f"{short:9} {figures[name]:.2%}  ({low:.2%} to {high:.2%})")
+    for name, short in {"nll": "NLL", "brier": "Brier", "ece": "ECE", "ece_adaptive": "ACE"}.items():
+        low, high = result.intervals[name]
+        print(f"{short:9} {figures[name]:.4f}  ({low:.4f} to {high:.4f})")
+    if result.comparison is not None:
+        print(f"the other {result.comparison.first:.2%}: {result.comparison.verdict()}")
+    say(f"{result.images_per_second:.1f} pictures per second")
+
+
+MOST_TOLD = 100  # reasons on the screen; --json and --csv have them all
 
 
 def report_unread(unread: list[tuple[str, str]], total: int) -> int:
-    for _, reason in unread:
+    for _, reason in unread[:MOST_TOLD]:
         say(reason)
+    if len(unread) > MOST_TOLD:
+        say(f"... and {len(unread) - MOST_TOLD:,} more")
     if unread:
         say(f"{len(unread)} of {total} pictures could not be read.")
     return 3 if unread else 0

@@ -1,12 +1,17 @@
 """Figures of merit from what a model said and what was true. Plain arrays; no models, no files."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-ECE_BINS = 15
+from .calibration import BINS, calibration_error, equal_mass, equal_width
+from .classes import class_figures, confusion_matrix
+from .intervals import bootstrap, bootstrap_mean
+
+SLOW_ROUNDS = 500  # of bootstrap, for figures that are no means
 
 
 class Tally:
@@ -18,6 +23,7 @@ class Tally:
         self.ranks: list[int] = []  # how many classes were given more than the true one
         self.confidences: list[float] = []
         self.losses: list[float] = []
+        self.briers: list[float] = []
 
     def add(self, logits: Tensor, targets: Sequence[int]) -> None:
         """Logits (B, K) and the true classes (B)."""
@@ -29,29 +35,60 @@ class Tally:
         self.ranks += (log_probabilities > true).sum(dim=1).tolist()
         self.confidences += best.values.exp().tolist()
         self.losses += (-true[:, 0]).tolist()
+        squares = log_probabilities.exp().square().sum(dim=1)
+        self.briers += (squares - 2 * true[:, 0].exp() + 1).tolist()
+
+    @property
+    def right(self) -> np.ndarray:
+        """Whether each picture was recognised."""
+        return np.array(self.targets) == np.array(self.predicted)
 
     def figures(self) -> dict[str, float | int]:
         """top1, top5, ece, nll as fractions, and n."""
-        ranks, right = np.array(self.ranks), np.array(self.targets) == np.array(self.predicted)
         return {
-            "top1": float(right.mean()),
-            "top5": float((ranks < 5).mean()),
-            "ece": expected_calibration_error(np.array(self.confidences), right),
+            "top1": float(self.right.mean()),
+            "top5": float((np.array(self.ranks) < 5).mean()),
+            "ece": expected_calibration_error(np.array(self.confidences), self.right),
             "nll": float(np.mean(self.losses)),
             "n": len(self.targets),
         }
 
-    def per_class(self) -> dict[int, tuple[int, float]]:
-        """For each class that occurred: how many pictures, and the fraction recognised."""
-        targets, right = np.array(self.targets), np.array(self.targets) == np.array(self.predicted)
-        return {int(c): (int((targets == c).sum()), float(right[targets == c].mean())) for c in np.unique(targets)}
+    def detailed(self, classes: int) -> tuple[dict[str, float | int], dict[str, tuple[float, float]]]:
+        """Every figure, and of each its 95 % interval by bootstrap over the pictures."""
+        targets, predicted, right = np.array(self.targets), np.array(self.predicted), self.right
+        confidences = np.array(self.confidences)
+        columns = {"top1": right, "top5": np.array(self.ranks) < 5, "nll": self.losses, "brier": self.briers}
+        means = {name: np.asarray(values, np.float64) for name, values in columns.items()}
+        figures: dict[str, float | int] = {name: float(values.mean()) for name, values in means.items()}
+        intervals = {name: bootstrap_mean(values) for name, values in means.items()}
+        whole = {
+            "balanced_accuracy": lambda r: (
+                class_figures(confusion_matrix(targets[r], predicted[r], classes)).balanced_accuracy
+            ),
+            "macro_f1": lambda r: class_figures(confusion_matrix(targets[r], predicted[r], classes)).macro_f1,
+            "ece": lambda r: expected_calibration_error(confidences[r], right[r]),
+            "ece_adaptive": lambda r: calibration_error(equal_mass(confidences[r], right[r])),
+        }
+        for name, statistic in whole.items():
+            figures[name] = statistic(np.arange(len(right)))
+            intervals[name] = bootstrap(statistic, len(right), rounds=SLOW_ROUNDS)
+        return {**figures, "n": len(right)}, intervals
+
+    def per_class(self, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """For each class that occurred: how many pictures, the fraction recognised, precision and F1."""
+        found = class_figures(confusion_matrix(np.array(self.targets), np.array(self.predicted), len(labels)))
+        columns = zip(labels, found.support, found.recall, found.precision, found.f1, strict=True)
+        return [
+            {"label": label, "index": index, "n": int(n), "top1": float(recall), "f1": float(f1)}
+            | {"precision": None if np.isnan(precision) else float(precision)}
+            for index, (label, n, recall, precision, f1) in enumerate(columns)
+            if n
+        ]
 
 
-def expected_calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = ECE_BINS) -> float:
+def expected_calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
     """The mean gap between confidence and accuracy over equally wide bins of confidence, weighted by their size."""
-    places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)  # bins (a, b], as usual
-    sums = np.bincount(places, weights=confidences - right, minlength=bins)
-    return float(np.abs(sums).sum() / len(confidences))
+    return calibration_error(equal_width(confidences, right, bins))
 
 
 def multi_label_figures(logits: np.ndarray, targets: np.ndarray) -> dict[str, float | int]:

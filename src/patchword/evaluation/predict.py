@@ -1,16 +1,18 @@
 """Many pictures classified: from paths on a command line to rows for a screen, a JSON document or a CSV file."""
 
-import csv
-import io
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..classifier import Classifier
 from ..data.images import list_images
 from ..errors import DataError, ImageError
+from .table import Table
 
 Row = dict[str, Any]  # {"path", "predictions": [{"label", "index", "probability"}]} or {"path", "error"}
 
@@ -26,8 +28,8 @@ def find_files(paths: Sequence[str]) -> list[Path]:
 
 
 def predict_files(classifier: Classifier, files: Iterable[Path], top: int) -> Iterator[Row]:
-    files = list(files)
-    for file, result in zip(files, classifier.stream(files), strict=True):
+    files, again = itertools.tee(files)
+    for file, result in zip(again, classifier.stream(files), strict=True):
         if isinstance(result, ImageError):
             yield {"path": str(file), "error": str(result)}
         else:
@@ -35,21 +37,37 @@ def predict_files(classifier: Classifier, files: Iterable[Path], top: int) -> It
             yield {"path": str(file), "predictions": [asdict(score) for score in scores]}
 
 
-def write_csv(path: Path, rows: Sequence[Row], top: int) -> None:
-    """One row for each picture, best class first; the file appears whole, in place of an older one."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    count = max((len(row.get("predictions", ())) for row in rows), default=top)
-    ranks = [f"{name}_{rank}" for rank in range(1, count + 1) for name in ("label", "index", "probability")]
-    writer.writerow(["path", *ranks, "error"])
-    for row in rows:
-        cells = [cell for score in row.get("predictions", ()) for cell in score.values()]
-        cells += [""] * (3 * count - len(cells))
-        writer.writerow([row["path"], *cells, row.get("error", "")])
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text.getvalue(), encoding="utf-8", newline="")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise DataError(f"{path} could not be written ({error.strerror or error}).") from None
+@dataclass(frozen=True)
+class Written:
+    """What became of a table."""
+
+    already: int  # rows that an earlier process had written ...
+    already_unread: int  # ... of which so many hold an error
+    unread: list[tuple[str, str]]  # files that this process could not read, with reasons
+
+
+def predict_table(
+    classifier: Classifier, files: Iterable[Path], top: int, path: Path, on_row: Callable[[], object]
+) -> Written:
+    """Classifies files into a CSV, going on where an earlier process stopped."""
+    unread: list[tuple[str, str]] = []
+    with Table(path, min(top, len(classifier.labels)), fingerprint(classifier)) as table:
+        written = Written(len(table.done), table.failed, unread)
+        for row in predict_files(classifier, (file for file in files if str(file) not in table.done), top):
+            table.write(row)
+            on_row()
+            if "error" in row:
+                unread.append((row["path"], row["error"]))
+    return written
+
+
+def fingerprint(classifier: Classifier) -> str:
+    """Changes with anything that changes a prediction."""
+    checkpoint = classifier.checkpoint
+    digest = hashlib.sha256()
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    said = (checkpoint.config, classifier.preprocess, classifier.labels, checkpoint.temperature, checkpoint.several)
+    digest.update(repr(said).encode())
+    return digest.hexdigest()

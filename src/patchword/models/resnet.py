@@ -118,6 +118,7 @@ class BiTUnit(nn.Module):
 class FeatureMap(nn.Module):
     """A network whose head reads the average of a feature map."""
 
+    config: ResNetConfig
     conv: nn.Conv2d
     head: nn.Module
 

@@ -1,22 +1,20 @@
 """The page, top to bottom, and how it gets into the run's folder."""
 
-import base64
-import hashlib
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..checkpoints.files import atomic_output
 from ..data.visible import visible
 from .confusion import class_table, confusion
 from .content import Report
 from .curves import curves
+from .document import document, notes_list, section
 from .pictures import MOST_MISTAKES, mistakes_grid
-from .style import SCRIPT, STYLE
+from .style import SCRIPT
 from .summary import hero, summary, tiles
-from .text import count, escape, name, table
+from .text import count, escape, table
 
 
 def write_report(folder: Path, report: Report) -> Path:
@@ -30,36 +28,17 @@ def write_report(folder: Path, report: Report) -> Path:
 
 def report_html(report: Report, run: str) -> str:
     """The whole page. `run` is the path of the run, for the commands."""
-    # Only this very script may run: should a label's markup ever slip through, the browser refuses it.
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     sections = [
         section("How it learned", curves(report), tag='div class="curves"'),
         section("What it confuses", confusion(report), tag='div class="beside"'),
         section("Each class, worst first", class_table(report), lead=class_lead(report)),
         section("Hardest mistakes", mistakes_grid(report) if report.mistakes else "", lead=mistakes_lead(report)),
         section("What to do next", next_steps(run)),
-        section("Notes", notes(report)),
+        section("Notes", notes_list(report.notes)),
         section("How to repeat it", repeat(report)),
     ]
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(report.title)}</title><style>{STYLE}</style></head><body><main>
-<p class="kind">patchword training report</p><h1>{name(report.title)}</h1>
-{hero(report)}{tiles(report)}{summary(report)}
-{"".join(sections)}
-<footer>Made by patchword {escape(__version__)}. This page needs no network; all of it is in this file.</footer>
-</main><script>{SCRIPT}</script></body></html>
-"""
-
-
-def section(title: str, body: str, *, lead: str = "", tag: str = "div") -> str:
-    if not body:
-        return ""
-    before = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-    return f"<section><h2>{title}</h2>{before}<{tag}>{body}</{tag.split()[0]}></section>\n"
+    body = hero(report) + tiles(report) + summary(report) + "\n" + "".join(sections)
+    return document(report.title, "patchword training report", body, SCRIPT)
 
 
 def class_lead(report: Report) -> str:
@@ -87,10 +66,6 @@ def next_steps(run: str) -> str:
     ]
     lines = "\n".join(f"<i># {escape(why)}</i>\n{escape(command)}" for why, command in commands)
     return f"<p>From the folder where it was trained:</p><pre>{lines}</pre>"
-
-
-def notes(report: Report) -> str:
-    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in report.notes)}</ul>" if report.notes else ""
 
 
 def repeat(report: Report) -> str:

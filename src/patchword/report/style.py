@@ -70,6 +70,8 @@ svg .cursor{stroke:var(--soft);stroke-dasharray:2 3;visibility:hidden}
 .tip{position:absolute;pointer-events:none;visibility:hidden;background:var(--ink);color:var(--paper);font-size:.8rem;
  line-height:1.4;padding:5px 9px;border-radius:6px;white-space:pre;font-variant-numeric:tabular-nums}
 .scroll{overflow-x:auto}
+.drawn img{display:block;max-width:100%;height:auto}
+@media (max-width:700px){.drawn img.wide{max-width:none;width:760px}}
 .map.fits{max-width:100%;height:auto}
 .map rect.right{fill:var(--right)}.map rect.wrong{fill:var(--wrong)}
 .map .frame{fill:var(--wash)}

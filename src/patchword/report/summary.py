@@ -47,6 +47,7 @@ def tiles(report: Report) -> str:
         "top5": ("among the five best guesses", percent),
         "nll": ("loss (negative log-likelihood)", "{:.3f}".format),
         "ece": ("calibration error: mean gap between confidence and accuracy", percent),
+        "ece_calibrated": ("the same for the finished model, with its temperature", percent),
         "f1": ("F1", "{:.3f}".format),
     }
     if len(report.labels) <= 5:

@@ -1,6 +1,7 @@
 """The end of a run: the best model on validation, measured once on the test part, published and reported."""
 
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,16 +34,17 @@ def finish(run: "Run") -> Outcome | None:
     part, loader = ("val", run.trainer.val) if run.trainer.test is None else ("test", run.trainer.test)
     model = best.model().to(run.world.device)
     answers = ask(model, loader, flip=run.config.flip_test, world=run.world)
+    temperature = run.best.get("temperature", 1.0)
     if part == "test":
-        figures["test"] = answers.figures()
-        run.note({"kind": "test", **run.place(), **answers.figures(), **run.timing()})
+        figures["test"] = {**answers.figures(), **answers.calibrated(temperature)}
+        run.note({"kind": "test", **run.place(), **figures["test"], **run.timing()})
     for note in unreadable_notes(run):
         run.tell(note)
     if not run.world.first:
         return None
     provenance = {**best.provenance, **origin(run), "metrics": figures}
     content = make_report(run, part, loader, answers, figures, provenance)
-    publish(run.folder, Checkpoint(**{**vars(best), "provenance": provenance}))
+    publish(run.folder, replace(best, provenance=provenance, temperature=temperature))
     path = write_report(run.folder, content)
     return Outcome(run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(run.notes))
 

@@ -264,6 +264,7 @@ class Run:
         self.note(row)
         if better:
             self.best = {name: value for name, value in row.items() if name != "seconds"}
+            self.best["temperature"] = round(answers.temperature(), 4)
         if better or last or self.save_due():
             self.save()
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..data.loader import Loader
 from ..errors import DataError
+from ..evaluation.calibration import fit_temperature
 from ..evaluation.metrics import Tally, multi_label_figures
 from .world import World
 
@@ -20,6 +21,7 @@ class Answers:
     """What a model said of every readable sample of a part."""
 
     logits: np.ndarray  # float32 (N, K)
+    plain: np.ndarray  # the same without mirror images, as the finished model will be used
     targets: np.ndarray  # int64 (N,) or float32 (N, K)
     indices: np.ndarray  # the samples in their source
 
@@ -29,40 +31,52 @@ class Answers:
         return self.tally().figures()
 
     def tally(self) -> Tally:
-        tally = Tally()
-        tally.add(torch.from_numpy(self.logits), self.targets.tolist())
-        return tally
+        return tallied(self.logits, self.targets)
+
+    def temperature(self) -> float:
+        """What makes the model's confidence honest on these samples; 1 where labels are several."""
+        return fit_temperature(self.plain, self.targets) if self.targets.ndim == 1 else 1.0
+
+    def calibrated(self, temperature: float) -> dict[str, float]:
+        """How honest the finished model's probabilities are, before and after it has a temperature."""
+        if self.targets.ndim == 2:
+            return {}
+        before, after = (tallied(self.plain / t, self.targets).figures() for t in (1.0, temperature))
+        return {"ece_uncalibrated": before["ece"], "ece_calibrated": after["ece"], "nll_calibrated": after["nll"]}
+
+
+def tallied(logits: np.ndarray, targets: np.ndarray) -> Tally:
+    tally = Tally()
+    tally.add(torch.from_numpy(logits), targets.tolist())
+    return tally
 
 
 def ask(model: nn.Module, loader: Loader, *, flip: bool, world: World, batch_size: int = BATCH_SIZE) -> Answers:
     """Every process takes each size-th picture; all get all answers, in the order of the source."""
     mine = np.arange(world.rank, len(loader.source), world.size)
     parts = list(_answers(model, loader, mine, flip, world.device, batch_size))
-    empty = np.empty(0, np.int64)
-    logits = np.concatenate([p[0] for p in parts]) if parts else np.empty((0, len(loader.source.labels)), np.float32)
-    indices = np.concatenate([p[1] for p in parts]) if parts else empty
-    gathered = world.gathered((logits, indices))
-    logits, indices = (np.concatenate([g[i] for g in gathered]) for i in (0, 1))
+    nothing = np.empty((0, len(loader.source.labels)), np.float32)
+    empty = (nothing, nothing, np.empty(0, np.int64))
+    own = tuple(np.concatenate(column) for column in zip(*parts, strict=True)) if parts else empty
+    logits, plain, indices = (np.concatenate(column) for column in zip(*world.gathered(own), strict=True))
     if not len(indices):
         reason = next(iter(loader.unreadable.values()), "")
         raise DataError(f"None of the {len(loader.source)} pictures to evaluate on can be read. {reason}")
     order = np.argsort(indices)
-    return Answers(logits[order], loader.source.targets[indices[order]], indices[order])
+    return Answers(logits[order], plain[order], loader.source.targets[indices[order]], indices[order])
 
 
 def _answers(
     model: nn.Module, loader: Loader, indices: np.ndarray, flip: bool, device: torch.device, batch_size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     was_training = model.training
     model.eval()
     try:
         for batch in loader.evaluation(batch_size, indices):
+            images = batch.images.to(device)
             with torch.inference_mode():
-                logits = _logits(model, batch.images.to(device), flip)
-            yield logits.float().cpu().numpy(), batch.indices
+                plain = model(images).float()
+                both = (plain + model(images.flip(-1)).float()) / 2 if flip else plain
+            yield both.cpu().numpy(), plain.cpu().numpy(), batch.indices
     finally:
         model.train(was_training)
-
-
-def _logits(model: nn.Module, images: Tensor, flip: bool) -> Tensor:
-    return (model(images) + model(images.flip(-1))) / 2 if flip else model(images)

@@ -1,0 +1,15 @@
+# A plain torch brings gigabytes for accelerators; --build-arg TORCH=<address of a CPU wheel> saves them.
+FROM python:3.11-slim
+ARG TORCH=torch==2.13.0
+WORKDIR /opt/patchword
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY src src
+RUN pip install --no-cache-dir "$TORCH" \
+ && pip install --no-cache-dir -c constraints.txt '.[serve]' \
+ && useradd --system --no-create-home patchword
+USER patchword
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+ENTRYPOINT ["patchword", "serve"]
+CMD ["/model", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,0 +1,54 @@
+"""Time and memory of an inspection.
+
+    python benchmarks/inspection_cost.py MODEL FOLDER
+
+`patchword inspect MODEL FOLDER` with 64 pictures, the whole command; and the attention distance of all layers of a
+B/16 at 384 pixels over 32 pictures, in a process of its own. Writes results/inspection_cost.json.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import write_result
+
+LARGE = """
+import torch, patchword as pw
+from patchword.inspection import attention_reach
+model = pw.create("B/16", image_size=384, num_classes=1000).eval()
+torch.manual_seed(0)
+reach = attention_reach(model, (torch.randn(4, 3, 384, 384) for _ in range(8)))
+assert reach.images == 32 and reach.distance.shape == (12, 12)
+"""
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """Wall-clock seconds and the largest memory of a child."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command)
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0, command
+    return {"seconds": round(time.perf_counter() - start, 1), "peak_gib": round(usage.ru_maxrss / 2**20, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("folder")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "patchword", "inspect", args.model, args.folder, "--out", f"{folder}/seen"]
+        found = {f"inspect {Path(args.model).parent.name}, 64 pictures": measured(command)}
+    found["attention distance of B/16 at 384, 32 pictures"] = measured([sys.executable, "-c", LARGE])
+    for name, figures in found.items():
+        print(f"{name:50} {figures['seconds']:6.1f} s  {figures['peak_gib']:.2f} GiB")
+    print(write_result("inspection_cost", {"command": "benchmarks/inspection_cost.py", **found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The server when things go wrong, over real sockets.
+
+    python benchmarks/serve_faults.py MODEL PICTURE [--minutes 1]
+
+Overload: ten times what it can answer, for a minute. Kills: SIGKILL of the model's process under load. Terminations:
+SIGTERM under load. Malformed: 10,000 requests that no client should send. Writes results/serve_faults.json.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import write_result
+from serve_load import Running
+
+CLIENTS = 16
+
+
+def request_of(body: bytes, path: str = "/v1/predict?top=1", kind: str = "image/jpeg") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def answer(address: tuple[str, int], request: bytes) -> tuple[int, float, dict[str, str]]:
+    """Status (0: no answer), seconds and headers, on a connection of its own."""
+    start = time.perf_counter()
+    try:
+        reader, writer = await asyncio.open_connection(*address)
+    except OSError:
+        return -1, 0.0, {}
+    try:
+        writer.write(request)
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode("latin-1")
+        await reader.readexactly(int(re.search(r"content-length: (\d+)", head)[1]))  # type: ignore[index]
+    except (OSError, asyncio.IncompleteReadError, TimeoutError, TypeError):
+        return 0, time.perf_counter() - start, {}
+    finally:
+        writer.close()
+    lines = [line.partition(": ") for line in head.split("\r\n")[1:] if line]
+    return int(head.split()[1]), time.perf_counter() - start, {key.lower(): value for key, _, value in lines}
+
+
+async def closed_loop(address: tuple[str, int], request: bytes, seconds: float) -> list[tuple[float, int]]:
+    """`CLIENTS` that ask again as soon as they are answered: when, and the status."""
+    seen: list[tuple[float, int]] = []
+    until = time.perf_counter() + seconds
+
+    async def one() -> None:
+        while time.perf_counter() < until:
+            status, _, _ = await answer(address, request)
+            seen.append((time.perf_counter(), status))
+
+    await asyncio.gather(*(one() for _ in range(CLIENTS)))
+    return seen
+
+
+async def overload(model: str, request: bytes, seconds: float) -> dict[str, Any]:
+    server = Running(model, "--queue", "64")
+    calm = await closed_loop(server.address, request, 10)
+    capacity = len(calm) / 10
+    results: list[tuple[int, float, dict[str, str]]] = []
+    memory = [server.memory()]
+
+    async def one() -> None:
+        results.append(await answer(server.address, request))
+
+    tasks, begin = [], time.perf_counter()
+    while (passed := time.perf_counter() - begin) < seconds:
+        while len(tasks) < 10 * capacity * passed:
+            tasks.append(asyncio.create_task(one()))
+        await asyncio.sleep(0.005)
+    await asyncio.gather(*tasks)
+    took = time.perf_counter() - begin
+    memory.append(server.memory())
+    server.stop()
+    refused = sorted(t for status, t, _ in results if status == 503)
+    good = sum(status == 200 for status, _, _ in results)
+    return {
+        "capacity_per_second": round(capacity, 1),
+        "sent": len(results),
+        "answered": good,
+        "goodput_part": round(good / took / capacity, 3),
+        "refused": len(refused),
+        "refused_with_retry_after": sum("retry-after" in h for status, _, h in results if status == 503),
+        "refusal_median_ms": round(1000 * statistics.median(refused), 1),
+        "other": sum(status not in (200, 503) for status, _, _ in results),
+        "memory_mib": memory,
+    }
+
+
+def worker_of(server: Running) -> int:
+    for child in Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split():
+        for grandchild in Path(f"/proc/{child}/task/{child}/children").read_text().split():
+            return int(grandchild)
+    raise AssertionError("no worker")
+
+
+async def kills(model: str, request: bytes, times: int) -> dict[str, Any]:
+    server = Running(model)
+    load = asyncio.create_task(closed_loop(server.address, request, 4.0 * times + 2))
+    moments = []
+    for _ in range(times):
+        await asyncio.sleep(4)
+        os.kill(worker_of(server), signal.SIGKILL)
+        moments.append(time.perf_counter())
+    seen = await load
+    server.stop()
+    back = [min(t for t, status in seen if t > m and status == 200) - m for m in moments]
+    lost = [sum(status == 503 for t, status in seen if m <= t < m + 4) for m in moments]
+    other = sum(status not in (200, 503) for _, status in seen)
+    found = {"kills": times, "seconds_until_answers": [round(b, 2) for b in back], "refused_by_each": lost}
+    return {**found, "answered": sum(status == 200 for _, status in seen), "other": other}
+
+
+async def terminations(model: str, request: bytes, times: int) -> dict[str, Any]:
+    """Accepted requests that got no answer, and how long the server took to end."""
+    unanswered, ends = 0, []
+    for _ in range(times):
+        server = Running(model)
+        load = asyncio.create_task(closed_loop(server.address, request, 4))
+        await asyncio.sleep(random.uniform(1, 3))
+        server.process.terminate()
+        start = time.perf_counter()
+        while server.process.poll() is None:
+            await asyncio.sleep(0.02)
+        ends.append(round(time.perf_counter() - start, 2))
+        assert server.process.returncode == 0
+        seen = await load
+        unanswered += sum(status == 0 for _, status in seen)
+    return {"terminations": times, "unanswered": unanswered, "seconds_to_end": ends}
+
+
+def malformed_request(chance: random.Random, picture: bytes) -> bytes:
+    path = chance.choice(["/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model", "/", "/x"])
+    query = chance.choice(
+        ["", "?top=-1", "?top=9e9", "?label=%00", "?layer=99", "?head=x", "?method=%ff", "?explain=maybe"]
+    )
+    kind = chance.choice(["image/jpeg", "application/json", "multipart/form-data; boundary=b", "text/plain", "", "\t"])
+    cut = picture[: chance.randrange(len(picture))]
+    noise = chance.randbytes(chance.randrange(2000))
+    deep = b"[" * 500 + b"]" * 500
+    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n' + cut + b"\r\n--b--\r\n"
+    body = chance.choice(
+        [b"", noise, cut, deep, form, b'{"image": 5}', b'{"images": ["AAAA"]}', b"--b\r\n" * 50, b"\0" * 999]
+    )
+    method = chance.choice(["POST", "POST", "POST", "GET", "PUT", "OPTIONS", "BREW"])
+    length = len(body) if chance.random() < 0.9 else chance.choice([0, len(body) + 10, -1])
+    extra = chance.choice(["", "X-Request-ID: \x01\r\n", f"X: {'y' * 5000}\r\n", "Expect: 100-continue\r\n"])
+    head = f"{method} {path}{query} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}"
+    return head.encode("latin-1") + b"Connection: close\r\n\r\n" + body
+
+
+async def malformed(model: str, picture: bytes, count: int) -> dict[str, Any]:
+    server = Running(model)
+    chance = random.Random(0)
+    statuses: dict[str, int] = {}
+
+    async def one(request: bytes) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(*server.address)
+            writer.write(request)
+            writer.write_eof()
+            line = await asyncio.wait_for(reader.readline(), 40)
+            writer.close()
+            status = line.split()[1].decode() if line else "closed"
+        except (OSError, IndexError):
+            status = "closed"
+        statuses[status] = statuses.get(status, 0) + 1
+
+    for _ in range(count // 20):
+        await asyncio.gather(*(one(malformed_request(chance, picture)) for _ in range(20)))
+    after, _, _ = await answer(server.address, request_of(picture))
+    server.stop()
+    return {"sent": count, "statuses": dict(sorted(statuses.items())), "then_answers": after == 200}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("picture")
+    parser.add_argument("--minutes", type=float, default=1)
+    args = parser.parse_args()
+    picture = Path(args.picture).read_bytes()
+    request = request_of(picture).replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n")
+    content: dict[str, Any] = {"command": "benchmarks/serve_faults.py MODEL PICTURE"}
+    content["overload"] = asyncio.run(overload(args.model, request, 60 * args.minutes))
+    content["kills"] = asyncio.run(kills(args.model, request, 10))
+    content["terminations"] = asyncio.run(terminations(args.model, request, 10))
+    content["malformed"] = asyncio.run(malformed(args.model, picture, 10_000))
+    print(json.dumps(content, indent=2))
+    print(write_result("serve_faults", content))
+
+
+if __name__ == "__main__":
+    main()

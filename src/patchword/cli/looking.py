@@ -1,0 +1,133 @@
+"""The command that sees through a model: inspect."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ..errors import ConfigError, DataError, PatchwordError
+from .fields import STATISTICS, TAKEN
+from .reading import NOTHING, Flag, ModelReference, Reading, words
+from .screen import progress, report_unread, say
+
+if TYPE_CHECKING:
+    from ..checkpoints import Checkpoint
+    from ..classifier import Classifier
+    from ..inspection.exhibits import Subject
+    from ..inspection.inspect import Found
+
+PAGE = "report.html"
+
+
+def inspect(
+    model: ModelReference,
+    images: Annotated[Positional[tuple[str, ...]], words("IMAGE...")] = (),
+    *,
+    out: Annotated[Path, words("DIR")],
+    reading: OmitArgPrefixes[Reading] = NOTHING,
+    label: str | None = None,
+    most: int = 64,
+    overwrite: Flag = False,
+) -> int:
+    """Draw what a model learnt and what it looks at: the paper's figures, and explanations with their checks.
+
+    Example: patchword inspect patchword:cifar10 cifar10 --out seen
+
+    Args:
+        images: files, folders, or a data set such as cifar10; without any, only what the weights alone tell
+        out: folder for report.html and for every figure as PNG, SVG and arrays (.npz)
+        label: the class to explain, by name or index; by default the most probable one of each picture
+        most: how many of the pictures are used
+        overwrite: replace the files of an earlier inspection
+    """
+    if most < 1:
+        raise ConfigError(f"--most must be at least 1, not {most}.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not overwrite:
+        raise ConfigError(f"{out} exists already. Choose another name, or add --overwrite.")
+    from ..classifier import Classifier
+    from ..inspection.exhibits import Subject
+    from ..inspection.inspect import inspect as look
+    from ..inspection.pictures import gather
+
+    classifier = Classifier(reading.read(model))
+    pictures = gather(classifier, images, most)
+    if images and not pictures.names:
+        report_unread(list(pictures.unread), len(pictures.unread))
+        raise DataError("None of the pictures could be read, so there is nothing to look at.")
+    subject = Subject(classifier, pictures, class_index(classifier, label), before_resizing(model))
+    with progress("looking", 11) as step:
+        found = look(subject, lambda title: step())
+    write(out, model, subject, found)
+    say(f"wrote {out / PAGE} and {sum(e.draw is not None for e in found.exhibits)} figures")
+    return report_unread(list(pictures.unread), len(pictures.names) + len(pictures.unread))
+
+
+def class_index(classifier: "Classifier", label: str | None) -> int | None:
+    """Which class a user means."""
+    if label is None:
+        return None
+    names = [name.lower() for name in classifier.labels]
+    near = [i for i, name in enumerate(names) if label.lower() in (name, *(part.strip() for part in name.split(",")))]
+    if near:
+        return near[0]
+    if label.isdecimal() and int(label) < len(names):
+        return int(label)
+    import difflib
+
+    hint = difflib.get_close_matches(label.lower(), names, n=1)
+    said = f" Did you mean {hint[0]}?" if hint else ""
+    raise ConfigError(f"The model has no class {label!r}.{said} It has {len(names)}, 0 to {len(names) - 1}.")
+
+
+def before_resizing(model: str) -> "Checkpoint | None":
+    """The checkpoint as it is, where the command line asks for another image size and the file can do without."""
+    if "image_size" not in TAKEN:
+        return None
+    from ..checkpoints import read_checkpoint
+
+    try:
+        return read_checkpoint(model, **{n: v for n, v in TAKEN.items() if n not in ("image_size", *STATISTICS)})
+    except PatchwordError:  # only the image size made it readable
+        return None
+
+
+def write(out: Path, model: str, subject: "Subject", found: "Found") -> None:
+    """All files at once: they are made beside the folder and moved into it when they are whole."""
+    from ..inspection.exhibits import NAMES
+    from ..inspection.inspect import write_exhibits
+    from ..report.inspected import inspection_html
+
+    workplace = None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        workplace = Path(tempfile.mkdtemp(prefix=".inspection.", dir=out))
+        write_exhibits(workplace, found.exhibits)
+        notes = [*subject.classifier.checkpoint.notes, *(reason for _, reason in subject.pictures.unread)]
+        page = inspection_html(Path(model).name, facts(subject, found), found.exhibits, notes)
+        (workplace / PAGE).write_text(page, encoding="utf-8")
+        for name in NAMES:  # of an earlier inspection
+            for ending in (".png", ".svg", ".npz"):
+                (out / f"{name}{ending}").unlink(missing_ok=True)
+        for path in workplace.iterdir():
+            os.replace(path, out / path.name)
+    except OSError as error:
+        raise DataError(f"{out} could not be written ({error.strerror or error}).") from None
+    finally:
+        if workplace is not None:
+            shutil.rmtree(workplace, ignore_errors=True)
+
+
+def facts(subject: "Subject", found: "Found") -> list[tuple[str, str]]:
+    """What stands above the figures."""
+    checkpoint = subject.classifier.checkpoint
+    size = "x".join(map(str, checkpoint.config.image_size))
+    count = sum(t.numel() for t in checkpoint.tensors.values())
+    lines = [
+        ("model", f"{subject.classifier!r}, {count:,} numbers, from {checkpoint.family}"),
+        ("pictures", f"{len(subject.pictures.names)}, seen at {size} pixels" if subject.pictures.names else "none"),
+        ("to compute", f"{found.seconds:.0f} s, {found.peak_bytes / 2**30:.2f} GiB of memory at most"),
+    ]
+    return lines

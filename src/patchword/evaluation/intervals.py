@@ -1,0 +1,67 @@
+"""How sure a figure is: bootstrap intervals, and whether one model is really better than another.
+
+Plain arrays; no models, no files.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest
+
+ROUNDS = 2000
+LEVEL = 0.95
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], float], count: int, *, rounds: int = ROUNDS, seed: int = 0
+) -> tuple[float, float]:
+    """The 95 % percentile interval of `statistic(rows)`, where rows are drawn from `count` samples with replacement."""
+    draw = np.random.default_rng(seed)
+    values = [statistic(draw.integers(0, count, count)) for _ in range(rounds)]
+    return tail(values)
+
+
+def bootstrap_mean(values: np.ndarray, *, rounds: int = ROUNDS, seed: int = 0) -> tuple[float, float]:
+    """The same for a mean, many rounds at once."""
+    draw, count = np.random.default_rng(seed), len(values)
+    step = max(1, 10_000_000 // count)  # so that memory stays below 100 MB
+    means = [
+        values[draw.integers(0, count, (min(step, rounds - r), count))].mean(axis=1) for r in range(0, rounds, step)
+    ]
+    return tail(np.concatenate(means))
+
+
+def tail(values: "np.ndarray | list[float]") -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same pictures."""
+
+    first: float  # accuracy of the other
+    second: float  # accuracy of the model in question
+    only_first: int  # pictures that only the other got right ...
+    only_second: int  # ... and only the model in question
+    p_value: float  # of McNemar's exact test: how probable such a difference is, were they equally good
+    difference: tuple[float, float]  # 95 % interval of second - first
+
+    def verdict(self) -> str:
+        """In a sentence."""
+        gain = self.second - self.first
+        if self.p_value >= 1 - LEVEL:
+            only = f"{self.only_second} pictures only it got right, {self.only_first} only the other"
+            return f"No difference that these could show: {only} (p = {self.p_value:.2g})."
+        better = "It" if gain > 0 else "The other"
+        return f"{better} is better by {100 * abs(gain):.1f} points (p = {self.p_value:.2g})."
+
+
+def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
+    """From whether each model was right, picture by picture: boolean (N,) each."""
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    disagreements = only_first + only_second
+    p_value = float(binomtest(only_first, disagreements, 0.5).pvalue) if disagreements else 1.0
+    difference = bootstrap_mean(second.astype(np.float64) - first.astype(np.float64))
+    return Comparison(float(first.mean()), float(second.mean()), only_first, only_second, p_value, difference)

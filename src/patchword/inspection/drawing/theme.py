@@ -1,0 +1,125 @@
+"""How every figure looks, on white and on black, and how tiles are laid out.
+
+Figures are made without pyplot, which keeps them in a global list and is not for servers.
+"""
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours: of the page, of text, of what matters less, of lines in the background, and of five series."""
+
+    paper: str
+    ink: str
+    soft: str
+    line: str
+    series: tuple[str, ...]
+
+
+LIGHT = Theme("#ffffff", "#1b1f24", "#5d6671", "#e3e6ea", ("#2f74d0", "#d1600a", "#1a8a5a", "#8a4fc4", "#a8891a"))
+DARK = Theme("#14171b", "#e6e9ed", "#98a2ae", "#2b3138", ("#6aa6f2", "#f39a4f", "#54c794", "#bd8cf0", "#d8ba4a"))
+MAP = "viridis"  # for values; pictures with heat have their own ramp (overlay.py)
+
+OTHER_SCRIPTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "WenQuanYi Zen Hei",
+    "Noto Sans Devanagari",
+    "Noto Sans Arabic",
+)
+
+_current: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
+
+
+def theme() -> Theme:
+    return _current.get()
+
+
+@contextmanager
+def drawn_in(chosen: Theme) -> Iterator[None]:
+    """Figures that are made within it have these colours."""
+    colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), chosen.ink)
+    colours |= dict.fromkeys(("xtick.color", "ytick.color"), chosen.soft)
+    colours |= dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), chosen.paper)
+    style = {"axes.edgecolor": chosen.line, "grid.color": chosen.line, "font.size": 10.0, "axes.titlesize": 11.0}
+    style |= {"svg.fonttype": "path", "svg.hashsalt": "patchword", "figure.dpi": 100}
+    style |= {"text.parse_math": False, "text.usetex": False, "font.family": fonts()}  # labels may hold anything
+    settings: Any = {**colours, **style}
+    token = _current.set(chosen)
+    try:
+        with matplotlib.rc_context(settings):
+            yield
+    finally:
+        _current.reset(token)
+
+
+@functools.cache
+def fonts() -> list[str]:
+    """matplotlib's own font, and those for other scripts that this machine has."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of every weight a font lacks
+    have = {font.name for font in font_manager.fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in OTHER_SCRIPTS if name in have)]
+
+
+def new_figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def bare(axes: Axes, title: str = "", size: float = 11.0) -> Axes:
+    """An axes for a picture: no frame, no ticks."""
+    axes.set_axis_off()
+    if title:
+        axes.set_title(title, fontsize=size, color=theme().ink)
+    return axes
+
+
+def plotted(axes: Axes, title: str, x: str, y: str) -> Axes:
+    """An axes for lines: a light grid, two spines."""
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(True, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def mosaic(tiles: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
+    """Tiles (n, h, w) or (n, h, w, 3) row by row, with NaN, which is drawn as nothing, between them."""
+    n, h, w = tiles.shape[:3]
+    rows = -(-n // columns)
+    shape = (rows * (h + gap) - gap, columns * (w + gap) - gap, *tiles.shape[3:])
+    whole = np.full(shape, np.nan, dtype=np.float32)
+    for i, tile in enumerate(tiles):
+        y, x = (i // columns) * (h + gap), (i % columns) * (w + gap)
+        whole[y : y + h, x : x + w] = tile
+    return whole
+
+
+def show(axes: Axes, pixels: np.ndarray, **options: object) -> object:
+    """An array as squares; colour with NaN gets an opacity of zero there."""
+    if pixels.ndim == 3:
+        empty = np.isnan(pixels).any(axis=-1, keepdims=True)
+        pixels = np.concatenate([np.nan_to_num(pixels), np.where(empty, 0.0, 1.0)], axis=-1)
+    return axes.imshow(pixels, interpolation="nearest", **options)  # type: ignore[arg-type]
+
+
+def stretched(tiles: np.ndarray) -> np.ndarray:
+    """Each tile (n, ...) from 0 to 1 by itself."""
+    flat = tiles.reshape(len(tiles), -1)
+    low, high = flat.min(axis=1), flat.max(axis=1)
+    shape = (-1,) + (1,) * (tiles.ndim - 1)
+    return (tiles - low.reshape(shape)) / np.maximum(high - low, 1e-12).reshape(shape)

@@ -1,0 +1,351 @@
+"""What an inspection shows: first what the weights alone tell, then what the model does with pictures."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..checkpoints import Checkpoint
+from ..classifier import Classifier
+from ..models import ViT
+from ..models.resnet import FeatureMap
+from .distance import attention_reach
+from .exhibit import Exhibit
+from .explain import BY_CLASS, default_method, explain, methods_for
+from .filters import embedding_filters
+from .looking import head_attention
+from .overlay import overlay
+from .pictures import Pictures
+from .positions import NO_TABLE, cross_strength, position_similarity
+from .tokens import outlier_share, patch_colours, patch_similarity, token_norms
+from .trust import RANDOM, RUINS, Curves, deletion_insertion, random_maps, randomisation
+from .walk import walk_through
+
+# Of all exhibits, in the order of the page.
+NAMES: tuple[str, ...] = ("filters", "positions", "attention_distance", "walk", "heads", "explanations", "classes")
+NAMES += ("trust", "norms", "similarity", "colours")
+BATCH = 8  # images that go through the model together
+DRAWN = 4  # pictures in a figure of overlays
+CLASSES = 3  # "why this one?" is asked of so many
+RUINED = 2  # pictures of the randomisation check
+NO_ATTENTION = "A ResNet has no tokens and no attention, so there is nothing to draw here."
+NO_BLOCKS = "A model without blocks has no attention, so there is nothing to draw here."
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and the pictures it is shown, with what several exhibits need computed once."""
+
+    classifier: Classifier
+    pictures: Pictures
+    label: int | None = None  # the class to explain; None: the most probable one of each picture
+    before: Checkpoint | None = None  # the same weights before they were fitted to another image size
+
+    @property
+    def model(self) -> ViT | FeatureMap:
+        return self.classifier.model
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The pictures that are drawn, normalised."""
+        return self.normalised(slice(0, len(self.pictures.whole)))
+
+    def normalised(self, rows: slice) -> Tensor:
+        return self.classifier.preprocess.normalise(self.pictures.pixels[rows])
+
+    def batches(self) -> Iterator[Tensor]:
+        for first in range(0, len(self.pictures.pixels), BATCH):
+            yield self.normalised(slice(first, first + BATCH))
+
+    def calibrated(self, images: Tensor) -> Tensor:
+        """Logits as the classifier has them."""
+        return self.model(images) / self.classifier.checkpoint.temperature
+
+    @cached_property
+    @torch.inference_mode()
+    def logits(self) -> Tensor:
+        return self.calibrated(self.images)
+
+    @cached_property
+    def classes(self) -> Tensor:
+        if self.label is not None:
+            return torch.full((len(self.images),), self.label)
+        return self.logits.argmax(dim=-1).clone()
+
+    def scores(self, picture: int, count: int) -> list[tuple[str, int, float]]:
+        found = self.classifier.prediction(self.logits[picture], count).scores
+        return [(score.label, score.index, score.probability) for score in found]
+
+    def overlaid(self, picture: int, heat: np.ndarray) -> Image.Image:
+        return overlay(self.pictures.whole[picture], heat, self.classifier.preprocess)
+
+
+def exhibits(subject: Subject) -> Iterator[Exhibit]:
+    """All of them, in the order of the page. Each is computed when it is asked for."""
+    yield filters_exhibit(subject)
+    yield positions_exhibit(subject)
+    if not len(subject.pictures.pixels):
+        return
+    for make in (reach_exhibit, walk_exhibit, heads_exhibit):
+        yield make(subject)
+    for make in (methods_exhibit, classes_exhibit, trust_exhibit):
+        yield make(subject)
+    for make in (norms_exhibit, similarity_exhibit, colours_exhibit):
+        yield make(subject)
+
+
+def why_not(model: ViT | FeatureMap) -> str:
+    """Why a figure of attention cannot be drawn; empty if it can."""
+    if not isinstance(model, ViT):
+        return NO_ATTENTION
+    return "" if model.config.depth else NO_BLOCKS
+
+
+def filters_exhibit(subject: Subject) -> Exhibit:
+    from .drawing.weights import filters_figure
+
+    filters = embedding_filters(subject.model)
+    count = len(filters.components)
+    few, share = filters.explained[: count // 3].sum(), filters.explained.sum()
+    seen = (
+        f"The first {count // 3} of the components carry {few:.0%} of the variance of the {len(filters.raw)} filters, "
+    )
+    seen += f"all {count} together {share:.0%}."
+    paper = "In the paper's L/32 the leading components look like a basis for the fine structure of a patch: waves and "
+    paper += "edges of several directions, and plain colours. Few data leave them noisy."
+    arrays = {"raw": filters.raw, "components": filters.components, "explained": filters.explained}
+    title = f"Filters of the {filters.place}"
+    return Exhibit("filters", title, seen, paper, partial(filters_figure, filters), arrays)
+
+
+def positions_exhibit(subject: Subject) -> Exhibit:
+    name, title = "positions", "How alike the positions are"
+    model = subject.model
+    if not isinstance(model, ViT):
+        return Exhibit.absent(name, title, "A ResNet has no positions: its convolutions know what lies beside what.")
+    if model.config.positions in NO_TABLE:
+        return Exhibit.absent(name, title, NO_TABLE[model.config.positions])
+    from .drawing.weights import positions_figure
+
+    panels = {"positions": position_similarity(model)}
+    before = subject.before.model() if subject.before is not None else None
+    if isinstance(before, ViT) and before.config.grid != model.config.grid:
+        old, new = ("x".join(map(str, m.config.grid)) for m in (before, model))
+        panels = {f"as they were, {old}": position_similarity(before), f"resampled, {new}": panels["positions"]}
+    near, far = cross_strength(list(panels.values())[-1])
+    seen = (
+        f"Each small map belongs to one patch: the cosine of its position with all others. On average {near:.2f} with "
+    )
+    seen += f"the same row or column, {far:.2f} with the rest."
+    paper = (
+        "In the paper neighbours are alike, and rows and columns stand out, although nobody told the model of a grid."
+    )
+    arrays = {title.split(",")[0].replace(" ", "_"): values for title, values in panels.items()}
+    return Exhibit(name, title, seen, paper, partial(positions_figure, panels), arrays)
+
+
+def reach_exhibit(subject: Subject) -> Exhibit:
+    name, title = "attention_distance", "How far attention reaches"
+    model = subject.model
+    if not isinstance(model, ViT) or not model.config.depth:
+        return Exhibit.absent(name, title, why_not(model))
+    from .drawing.reach import reach_figure
+
+    reach = attention_reach(model, subject.batches())
+    first, last = reach.distance[0].mean(), reach.distance[-1].mean()
+    seen = f"Mean over {reach.images} pictures: {first:.0f} pixels in the first layer, {last:.0f} in the last; "
+    seen += (
+        f"Spearman's rank correlation of depth with the layers' means is {reach.growth:.2f}. Class and other prefix "
+    )
+    seen += "tokens are left out."
+    paper = (
+        "In the paper some heads of the lowest layers look at the whole image already, others stay close; with depth "
+    )
+    paper += "all reach far. Behind a ResNet or convolutions the lowest layers have less need of near heads."
+    arrays = {"distance": reach.distance, "entropy": reach.entropy}
+    return Exhibit(name, title, seen, paper, partial(reach_figure, reach), arrays)
+
+
+def walk_exhibit(subject: Subject) -> Exhibit:
+    name, title = "walk", "One image's way through the model"
+    model = subject.model
+    if not isinstance(model, ViT) or not model.config.depth:
+        return Exhibit.absent(name, title, why_not(model))
+    from .drawing.walk import walk_figure
+
+    walk = walk_through(model, subject.pictures.pixels[0].numpy(), subject.images[0])
+    scores = [(label, share) for label, _, share in subject.scores(0, 5)]
+    seen = "From pixels to probabilities. Colours of the last row but one are the three strongest directions among the "
+    seen += "tokens of that block: patches of one colour are alike to the model."
+    draw = partial(walk_figure, walk, scores, reader(model), looker(model), model.config)
+    paper = "The paper's Figure 1, with the numbers of this very picture."
+    arrays = {"embedded": walk.embedded, "entering": walk.entering, "attention": walk.attention, "logits": walk.logits}
+    return Exhibit(name, title, seen, paper, draw, arrays)
+
+
+def reader(model: ViT) -> str:
+    """Where the head reads, in words."""
+    if model.config.distillation:
+        return "the class and the distillation token"
+    kinds = {"class": "the class token", "average": "the mean of the patches", "attention": "a learned probe"}
+    return kinds.get(model.config.pooling, "the class token and the mean of the patches")
+
+
+def looker(model: ViT) -> str:
+    """Whose attention stands for the picture, in words."""
+    return "the patches, on average" if model.config.pooling in ("average", "attention") else reader(model)
+
+
+def heads_exhibit(subject: Subject) -> Exhibit:
+    name, title = "heads", "Every layer and head"
+    model = subject.model
+    if not isinstance(model, ViT) or not model.config.depth:
+        return Exhibit.absent(name, title, why_not(model))
+    from .drawing.looking import heads_figure
+
+    maps = head_attention(model, subject.images[:1])[0].cpu().numpy()
+    names = [str(i + 1) for i in range(model.config.depth)] + ["pool"] * (len(maps) - model.config.depth)
+    seen = (
+        f"Where attention goes in the first picture, head by head: that of {looker(model)}; each map by its own scale."
+    )
+    if len(maps) > model.config.depth:
+        seen += " The last row is what the probe of the pool looks at."
+    return Exhibit(name, title, seen, "", partial(heads_figure, maps, names), {"maps": maps})
+
+
+def methods_exhibit(subject: Subject) -> Exhibit:
+    name, title, methods = "explanations", "What it looks at", methods_for(subject.model.config)
+    if not methods:
+        return Exhibit.absent(name, title, NO_BLOCKS)
+    from .drawing.looking import methods_figure
+
+    count = min(DRAWN, len(subject.pictures.whole))
+    images, classes = subject.images[:count], subject.classes[:count]
+    found: dict[str, np.ndarray] = {m: explain(subject.model, images, classes, m) for m in methods}
+    drawn = {method: [subject.overlaid(i, heat) for i, heat in enumerate(maps)] for method, maps in found.items()}
+    titles = [subject.classifier.labels[int(c)] for c in classes]
+    seen = (
+        "What speaks for the class above each picture, by each way to ask; hot is much. What the crop left out is dark."
+    )
+    paper = ""
+    if len(methods) > 1:
+        seen += (
+            f" {', '.join(m for m in methods if m in BY_CLASS)} ask about the class; the others are the same for all."
+        )
+        paper = "The paper's Figure 6 is attention rollout."
+    draw = partial(methods_figure, subject.pictures.whole[:count], titles, drawn)
+    return Exhibit(name, title, seen, paper, draw, found)
+
+
+def classes_exhibit(subject: Subject) -> Exhibit:
+    name, title = "classes", "Why this class, why that one"
+    if not methods_for(subject.model.config):
+        return Exhibit.absent(name, title, NO_BLOCKS)
+    from .drawing.looking import classes_figure
+
+    scores, method = subject.scores(0, CLASSES), default_method(subject.model)
+    asked = torch.tensor([index for _, index, _ in scores])
+    maps = explain(subject.model, subject.images[:1].expand(len(asked), -1, -1, -1), asked, method)
+    drawn = [subject.overlaid(0, heat) for heat in maps]
+    seen = f"The first picture asked about its most probable classes, by {method}."
+    pairs = [(label, share) for label, _, share in scores]
+    draw = partial(classes_figure, subject.pictures.whole[0], pairs, drawn)
+    return Exhibit(name, title, seen, "", draw, {"maps": maps})
+
+
+def trust_exhibit(subject: Subject) -> Exhibit:
+    name, title, methods = "trust", "How far to trust the maps", methods_for(subject.model.config)
+    if not methods:
+        return Exhibit.absent(name, title, NO_BLOCKS)
+    from .drawing.trust import trust_figure
+
+    model, images, classes = subject.model, subject.images, subject.classes
+    found: dict[str, np.ndarray] = {method: explain(model, images, classes, method) for method in methods}
+    found[RANDOM] = random_maps(found[methods[0]].shape)
+    several = subject.classifier.checkpoint.several
+    curves = {n: deletion_insertion(subject.calibrated, images, classes, m, several=several) for n, m in found.items()}
+    kept = randomisation(model, images[:RUINED], classes[:RUINED], methods)
+    ranked = sorted(methods, key=lambda m: -gap(curves[m]))
+    seen = verdict(curves, ranked, len(images), min(RUINED, len(images)))
+    head = ("way", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RUINS))
+    rows = [row(each, curves[each], kept.get(each)) for each in (*ranked, RANDOM)]  # type: ignore[call-overload]
+    arrays = {f"{n}_deletion".replace(" ", "_"): c.deletion for n, c in curves.items()}
+    arrays |= {f"{n}_insertion".replace(" ", "_"): c.insertion for n, c in curves.items()}
+    draw = partial(trust_figure, {each: curves[each] for each in (*ranked, RANDOM)})
+    return Exhibit(name, title, seen, "", draw, arrays, (head, *rows))
+
+
+def verdict(curves: dict[str, Curves], ranked: Sequence[str], pictures: int, ruined: int) -> str:
+    """Which map to believe, in words."""
+    if gap(curves[ranked[0]]) <= gap(curves[RANDOM]):
+        said = f"Over {pictures} pictures no way beats a random order: none of these maps is to be trusted here."
+    else:
+        said = f"Over {pictures} pictures, {ranked[0]} tells most of what this model uses: its areas differ most."
+    return f"{said} A map that hardly changes when weights are shuffled ({ruined} pictures) did not come from learning."
+
+
+def gap(curves: Curves) -> float:
+    deletion, insertion = curves.areas
+    return float((insertion - deletion).mean())
+
+
+def row(name: str, curves: Curves, kept: list[float] | None) -> tuple[str, ...]:
+    deletion, insertion = (float(each.mean()) for each in curves.areas)
+    alike = [f"{value:.2f}" for value in kept] if kept else ["" for _ in RUINS]
+    return (name, f"{deletion:.3f}", f"{insertion:.3f}", f"{insertion - deletion:.3f}", *alike)
+
+
+def norms_exhibit(subject: Subject) -> Exhibit:
+    name, title = "norms", "Length of the tokens"
+    model = subject.model
+    if not isinstance(model, ViT) or not model.config.depth:
+        return Exhibit.absent(name, title, why_not(model))
+    from .drawing.tokens import norms_figure
+    from .drawing.walk import as_picture
+
+    norms = token_norms(model, subject.images[0])
+    worst = max(outlier_share(stage) for stage in norms)
+    seen = "In the first picture no token is three times as long as the median of its stage: no artefacts."
+    if worst:
+        seen = f"In the first picture, at the worst stage, {worst:.1%} of the tokens have over three times the median."
+    seen += " Large models tend to keep global notes in a few long tokens of dull patches; registers cure that."
+    view = as_picture(subject.pictures.pixels[0].numpy())
+    return Exhibit(name, title, seen, "", partial(norms_figure, view, norms), {"norms": norms})
+
+
+def similarity_exhibit(subject: Subject) -> Exhibit:
+    name, title = "similarity", "One patch against all others"
+    model = subject.model
+    if not isinstance(model, ViT) or not model.config.depth:
+        return Exhibit.absent(name, title, why_not(model))
+    from .drawing.tokens import similarity_figure
+    from .drawing.walk import as_picture
+
+    h, w = model.config.grid
+    places = sorted({(h // 2, w // 2), (h // 4, w // 4), (h // 4, 3 * w // 4), (3 * h // 4, w // 2)})
+    maps = [(place, patch_similarity(model, subject.images[0], place)) for place in places]
+    seen = "Cosine of the framed patch with every other, after the last block: what the model takes for the same thing."
+    view = as_picture(subject.pictures.pixels[0].numpy())
+    arrays = {f"row{r}_column{c}": values for (r, c), values in maps}
+    return Exhibit(name, title, seen, "", partial(similarity_figure, view, maps), arrays)
+
+
+def colours_exhibit(subject: Subject) -> Exhibit:
+    name, title = "colours", "What patches have in common"
+    model = subject.model
+    if not isinstance(model, ViT) or not model.config.depth:
+        return Exhibit.absent(name, title, why_not(model))
+    from .drawing.tokens import colours_figure
+    from .drawing.walk import as_picture
+
+    colours = patch_colours(model, subject.images)
+    views = [as_picture(pixels.numpy()) for pixels in subject.pictures.pixels[: len(subject.images)]]
+    seen = (
+        "The three strongest directions among the last block's patches of all these pictures, as red, green and blue: "
+    )
+    seen += "one colour, one meaning, across pictures."
+    return Exhibit(name, title, seen, "", partial(colours_figure, views, colours), {"colours": colours})

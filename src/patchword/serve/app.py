@@ -1,0 +1,278 @@
+"""The HTTP surface: which path does what, with which answer. What it costs to get there lives next door."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Annotated, Any, TextIO
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from .. import __version__
+from ..checkpoints import Checkpoint, read_checkpoint
+from ..classifier import Classifier
+from ..config import ViTConfig
+from ..errors import ConfigError
+from .guard import Guard
+from .limits import Limits
+from .meters import Meters
+from .problems import Problem, busy
+from .service import Picture, Service
+from .uploads import uploads
+
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+PATHS = frozenset({*PAGE, "/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model", "/v1/openapi.json"})
+PATHS |= {"/healthz", "/readyz", "/metrics"}
+
+REFUSALS = {400: "not understood", 401: "no token", 408: "too slow", 413: "too large", 415: "not read here"}
+REFUSALS |= {422: "no picture, or one that cannot be read", 503: "too busy", 504: "took too long"}
+PICTURES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                    "required": ["file"],
+                }
+            },
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "image": {"type": "string", "contentEncoding": "base64"},
+                        "images": {"type": "array", "items": {"type": "string", "contentEncoding": "base64"}},
+                    },
+                }
+            },
+        },
+    },
+    "responses": {
+        str(code): {"description": what, "content": {"application/problem+json": {}}} for code, what in REFUSALS.items()
+    },
+}
+
+Top = Annotated[int, Query(ge=1, le=1_000_000, description="how many classes")]
+Explain = Annotated[bool, Query(description="add the map of the class, as numbers and as PNG")]
+Label = Annotated[str | None, Query(max_length=200, description="the class to explain, by name or index")]
+Way = Annotated[str | None, Query(max_length=40, description="how to explain; /v1/model lists them")]
+Layer = Annotated[int, Query(description="0 is the first; negative counts from the end")]
+Head = Annotated[int | None, Query(ge=0, description="without it, the mean of the heads")]
+
+
+def create_app(
+    model: Classifier | Checkpoint | str,
+    limits: Limits | None = None,
+    token: str | None = None,
+    threads: int | None = None,
+    log: TextIO | None = None,
+) -> FastAPI:
+    """An app for any ASGI server; the model's process starts and ends with it."""
+    checkpoint = model.checkpoint if isinstance(model, Classifier) else model
+    checkpoint = read_checkpoint(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    if not checkpoint.config.num_classes or checkpoint.preprocess is None:
+        raise ConfigError("Only a model with a head that takes pictures can be served.")
+    limits, meters = limits or Limits(), Meters(log)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = Service(checkpoint, limits, meters, threads)
+        try:
+            await service.warm_up()
+            app.state.service = service
+            yield
+        finally:
+            await service.close()
+
+    app = FastAPI(
+        title="patchword", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        openapi_url="/v1/openapi.json", description="Classify pictures, and see why.",
+    )  # fmt: skip
+    app.state.meters = meters
+    add_errors(app)
+    add_house(app, meters)
+    add_answers(app, limits)
+    app.add_middleware(Guard, limits=limits, meters=meters, token=token, paths=PATHS)
+    return app
+
+
+def add_errors(app: FastAPI) -> None:
+    """Everything that goes wrong is told in one form."""
+
+    @app.exception_handler(Problem)
+    async def refused(request: Request, problem: Problem) -> Response:
+        return problem.response(request_id(request))
+
+    @app.exception_handler(HTTPException)
+    async def no_way(request: Request, error: HTTPException) -> Response:
+        return Problem(error.status_code, str(error.detail), dict(error.headers or {})).response(request_id(request))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        said = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors()[:3])
+        return Problem(422, said).response(request_id(request))
+
+
+def request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", ""))
+
+
+def add_house(app: FastAPI, meters: Meters) -> None:
+    """The page, health and metrics."""
+    folder = files("patchword.serve") / "page"
+    for path, (name, kind) in PAGE.items():
+        app.get(path, include_in_schema=False)(constant((folder / name).read_bytes(), kind))
+
+    @app.get("/healthz")
+    async def alive() -> dict[str, str]:
+        """The server runs."""
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    async def ready(request: Request) -> Response:
+        """The model has given its first answer, and no shutdown has begun."""
+        is_ready = service_of(request).ready
+        return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(meters.text(), media_type="text/plain; version=0.0.4")
+
+
+def constant(content: bytes, kind: str) -> Any:
+    """An endpoint that takes nothing and always says the same. (What it took, a client could fill in.)"""
+
+    async def page() -> Response:
+        return Response(content, media_type=kind)
+
+    return page
+
+
+def add_answers(app: FastAPI, limits: Limits) -> None:
+    """What the model is for."""
+
+    @app.get("/v1/model")
+    async def about(request: Request) -> dict[str, Any]:
+        """What is served: labels, preprocessing, provenance, temperature."""
+        return described(service_of(request))
+
+    @app.post("/v1/predict", openapi_extra=PICTURES)
+    async def predict(
+        request: Request, top: Top = 5, explain: Explain = False, label: Label = None, method: Way = None
+    ) -> Response:
+        """The most probable classes of each picture."""
+        service = service_of(request)
+        way: Any = chosen_way(service, method) if explain else None
+        asked = chosen_label(service, label)
+
+        async def work(picture: Picture) -> dict[str, Any]:
+            found: dict[str, Any] = {"predictions": await service.predictions(picture, top)}
+            if explain:
+                about = asked if asked is not None else found["predictions"][0]["index"]
+                found["explanation"] = await service.explanation(picture, about, way)
+            return found
+
+        return await answered(request, work, whole=explain)
+
+    @app.post("/v1/explain", openapi_extra=PICTURES)
+    async def explain(request: Request, label: Label = None, method: Way = None) -> Response:
+        """Why this class: the map of a class, by default of the most probable one."""
+        service = service_of(request)
+        way, asked = chosen_way(service, method), chosen_label(service, label)
+
+        async def work(picture: Picture) -> dict[str, Any]:
+            about = asked if asked is not None else (await service.predictions(picture, 1))[0]["index"]
+            return {"explanation": await service.explanation(picture, about, way)}
+
+        return await answered(request, work, whole=True)
+
+    @app.post("/v1/attention", openapi_extra=PICTURES)
+    async def attention(request: Request, layer: Layer = -1, head: Head = None) -> Response:
+        """What every patch looks at, in one layer: rows of the map in base64, a byte for each weight."""
+        service = service_of(request)
+        config = service.checkpoint.config
+        if not isinstance(config, ViTConfig) or not config.depth:
+            raise Problem(422, "This model has no attention.")
+        if not -config.depth <= layer < config.depth:
+            raise Problem(422, f"layer: the model has {config.depth}, 0 to {config.depth - 1}.")
+        if head is not None and head >= config.num_heads:
+            raise Problem(422, f"head: the model has {config.num_heads}, 0 to {config.num_heads - 1}.")
+
+        async def work(picture: Picture) -> dict[str, Any]:
+            return {"attention": await service.attention(picture, layer % config.depth, head)}
+
+        return await answered(request, work)
+
+    @app.post("/v1/embed", openapi_extra=PICTURES)
+    async def embed(request: Request) -> Response:
+        """The features of each picture that the head reads."""
+        service = service_of(request)
+
+        async def work(picture: Picture) -> dict[str, Any]:
+            features = await service.batcher.ask(picture.pixels, "embed")
+            return {"features": [float(f"{v:.6g}") for v in features]}
+
+        return await answered(request, work)
+
+    async def answered(request: Request, work: Any, whole: bool = False) -> Response:
+        """One result for each picture; if none could be read, the request failed."""
+        service = service_of(request)
+        pictures = await uploads(request, limits)
+        results = await service.while_connected(request, service.each(pictures, work, whole))
+        if all("error" in each for each in results):
+            raise Problem(422, " ".join(each["error"] for each in results[:3]))
+        return JSONResponse({"results": results, "request_id": request_id(request)})
+
+
+def service_of(request: Request) -> Service:
+    service: Service | None = getattr(request.app.state, "service", None)
+    if service is None:
+        raise busy("The server has not started: run the app's lifespan.")
+    return service
+
+
+def chosen_way(service: Service, method: str | None) -> Any:
+    if not service.methods:
+        raise Problem(422, "This model has no blocks, so nothing can be explained.")
+    if method is not None and method not in service.methods:
+        raise Problem(422, f"method: this model can be explained by {', '.join(service.methods)}.")
+    return method or service.methods[0]
+
+
+def chosen_label(service: Service, label: str | None) -> int | None:
+    if label is None:
+        return None
+    if label in service.labels:
+        return service.labels.index(label)
+    if label.isdecimal() and int(label) < len(service.labels):
+        return int(label)
+    raise Problem(422, f"label: the model has no such class. It has {len(service.labels)}; /v1/model lists them.")
+
+
+def described(service: Service) -> dict[str, Any]:
+    checkpoint, config = service.checkpoint, service.checkpoint.config
+    said: dict[str, Any] = {
+        "architecture": type(config).__name__.removesuffix("Config"),
+        "parameters": sum(t.numel() for t in checkpoint.tensors.values()),
+        "config": config.to_json(),
+        "labels": list(service.labels),
+        "preprocess": service.preprocess.to_json(),
+        "temperature": checkpoint.temperature,
+        "several": checkpoint.several,
+        "family": checkpoint.family,
+        "provenance": checkpoint.provenance,
+        "methods": list(service.methods),
+        "limits": {"body": service.limits.body, "files": service.limits.files, "pixels": service.limits.pixels},
+    }
+    if isinstance(config, ViTConfig):
+        said |= {"grid": list(config.grid), "layers": config.depth, "heads": config.num_heads}
+    return said

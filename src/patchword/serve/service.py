@@ -1,0 +1,166 @@
+"""From the bytes of pictures to answers: decoded in threads, computed by the batcher, while the client is there."""
+
+import asyncio
+import base64
+import io
+import math
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+from starlette.requests import Request
+
+from ..checkpoints import Checkpoint
+from ..config import ViTConfig
+from ..data.images import load_image
+from ..errors import ImageError
+from ..inspection.explain import BY_CLASS, Method, methods_for
+from ..inspection.overlay import overlay, scaled
+from ..preprocess import Preprocess
+from .batcher import Batcher
+from .guard import ClientGone
+from .limits import Limits
+from .meters import Meters
+from .problems import Problem
+from .uploads import Upload
+from .worker import Worker
+
+T = TypeVar("T")
+DECODERS = 2
+DRAWN = 2_000_000  # pixels of a picture with its map; larger ones are shrunk to so many
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One upload: what the model sees of it, where on the picture that is, and the picture, if a map is to be drawn."""
+
+    pixels: np.ndarray
+    box: list[float]  # left, top, right, bottom, as parts of the picture's sides
+    whole: Image.Image | None
+
+
+class Service:
+    """What the app's endpoints ask. Lives as long as the app."""
+
+    def __init__(self, checkpoint: Checkpoint, limits: Limits, meters: Meters, threads: int | None) -> None:
+        assert checkpoint.preprocess is not None
+        self.checkpoint, self.limits, self.meters = checkpoint, limits, meters
+        self.preprocess: Preprocess = checkpoint.preprocess
+        self.labels = checkpoint.labels or tuple(str(i) for i in range(checkpoint.config.num_classes))
+        self.worker = Worker(checkpoint, threads, meters.restarts.inc)
+        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self.decoding = asyncio.Semaphore(DECODERS)
+        self.batcher = Batcher(self.worker, limits, meters)
+        self.ready = False
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        return methods_for(self.checkpoint.config)
+
+    async def warm_up(self) -> None:
+        """The first answer takes longer than others; nobody should have to wait for it."""
+        await self.batcher.ask(np.zeros((*self.preprocess.size, self.preprocess.channels), np.uint8), "predict")
+        self.ready = True
+
+    async def close(self) -> None:
+        self.ready = False
+        await self.batcher.close()
+        self.worker.stop()
+        self.decoders.shutdown(wait=False)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """A place in the pool is held until the work is done, wanted or not, so that it cannot pile up."""
+        async with self.decoding:
+            future = asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                await asyncio.wait({future})
+                raise
+
+    def decode(self, upload: Upload, whole: bool) -> Picture | str:
+        """The picture, or why it cannot be read."""
+        at_least = None if whole else self.preprocess.resized_to
+        mode, most = self.preprocess.mode, self.limits.pixels
+        try:
+            picture = load_image(upload.data, mode=mode, at_least=at_least, max_pixels=most)
+            pixels = self.preprocess.pixels(picture)
+        except ImageError as error:
+            return str(error).removeprefix("Cannot read <bytes>: ")
+        except (ValueError, MemoryError) as error:
+            return f"it cannot be brought to the model's size ({error})."
+        width, height = picture.size
+        left, top, right, bottom = self.preprocess.seen(height, width)
+        box = [round(v, 5) for v in (left / width, top / height, right / width, bottom / height)]
+        return Picture(pixels, box, shrunk(picture) if whole else None)
+
+    async def each(self, files: list[Upload], work: Any, whole: bool = False) -> list[dict[str, Any]]:
+        """`work(picture)` for every file, at the same time; a file that cannot be read has an error instead."""
+        self.batcher.admit(len(files))
+        tasks = [asyncio.ensure_future(self.one(file, work, whole)) for file in files]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # where one failed, or the client left, the others are not wanted either
+                task.cancel()
+            self.batcher.release(len(files))
+
+    async def one(self, file: Upload, work: Any, whole: bool) -> dict[str, Any]:
+        picture = await self.in_thread(self.decode, file, whole)
+        if isinstance(picture, str):
+            return {"name": file.name, "error": picture}
+        return {"name": file.name, **await work(picture)}
+
+    async def predictions(self, picture: Picture, top: int) -> list[dict[str, Any]]:
+        shares = await self.batcher.ask(picture.pixels, "predict")
+        best = np.argsort(-shares, kind="stable")[:top]
+        return [{"label": self.labels[i], "index": int(i), "probability": float(shares[i])} for i in best]
+
+    async def explanation(self, picture: Picture, label: int, method: Method) -> dict[str, Any]:
+        """The map as numbers, where it lies on the picture, and the picture with the map over it."""
+        heat = await self.batcher.ask(picture.pixels, "heat", label if method in BY_CLASS else 0, method)
+        drawn = await self.in_thread(self.drawn, picture, heat)
+        values = [[round(float(v), 4) for v in row] for row in scaled(heat)]
+        about = {"label": self.labels[label], "index": label, "method": method}
+        return {**about, "map": values, "box": picture.box, "png": drawn}
+
+    def drawn(self, picture: Picture, heat: np.ndarray) -> str:
+        assert picture.whole is not None
+        file = io.BytesIO()
+        overlay(picture.whole, heat, self.preprocess).save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
+    async def attention(self, picture: Picture, layer: int, head: int | None) -> dict[str, Any]:
+        config = self.checkpoint.config
+        assert isinstance(config, ViTConfig)
+        rows, columns = config.grid
+        weights = await self.batcher.ask(picture.pixels, "attention", layer, head)
+        about = {"layer": layer, "head": head, "rows": rows, "columns": columns, "prefix": config.num_prefix}
+        return {**about, "box": picture.box, "values": base64.b64encode(weights.tobytes()).decode()}
+
+    async def while_connected(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """The result, unless the client leaves or the time is over; then the work is given up."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
+        try:
+            await asyncio.wait({task, gone}, timeout=self.limits.answering, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise ClientGone
+            raise Problem(504, f"There was no answer within {self.limits.answering:g} seconds.", {"Retry-After": "1"})
+        finally:
+            gone.cancel()
+            task.cancel()
+
+
+def shrunk(picture: Image.Image) -> Image.Image:
+    scale = min(1.0, math.sqrt(DRAWN / (picture.width * picture.height)))
+    if scale == 1:
+        return picture
+    return picture.resize(
+        (max(1, int(picture.width * scale)), max(1, int(picture.height * scale))), Image.Resampling.BOX
+    )

@@ -1,0 +1,83 @@
+"""Pictures out of a request: files of a form, a raw body, or base64 in JSON. Never a path or an address."""
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+
+from .limits import Limits
+from .problems import Problem
+
+WAYS = (
+    'Send a picture as a form with files, as the body itself (Content-Type: image/jpeg), or as JSON {"image": BASE64}.'
+)
+
+MOST_MARKS = 1000  # commas, colons and brackets of a JSON request; base64 has none of them
+
+
+@dataclass(frozen=True)
+class Upload:
+    name: str
+    data: bytes
+
+
+async def uploads(request: Request, limits: Limits) -> list[Upload]:
+    """What a request brings; at least one picture, at most as many as the limit."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        found = await from_form(request, limits)
+    elif kind == "application/json":
+        found = from_json(await request.body(), limits)
+    elif kind.startswith("image/") or kind in ("application/octet-stream", ""):
+        body = await request.body()
+        found = [Upload("picture", body)] if body else []
+    else:
+        raise Problem(415, f"{kind[:80]} is not read here. {WAYS}")
+    if not found:
+        raise Problem(422, f"There is no picture in the request. {WAYS}")
+    return found
+
+
+async def from_form(request: Request, limits: Limits) -> list[Upload]:
+    try:
+        async with request.form(max_files=limits.files, max_fields=limits.files, max_part_size=limits.body) as form:
+            files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+            return [Upload(clean(file.filename), await file.read()) for file in files]
+    except UnicodeError:
+        raise Problem(400, "The form is not in the encoding that it names.") from None
+
+
+def clean(name: str | None) -> str:
+    """A name that can be told back."""
+    return (name or "picture").encode("utf-8", "replace").decode()
+
+
+def from_json(body: bytes, limits: Limits) -> list[Upload]:
+    if sum(body.count(mark) for mark in (b",", b"[", b"{", b":")) > MOST_MARKS:  # it would take seconds to read
+        raise Problem(422, f"The JSON is not what is read here. {WAYS}")
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Problem(400, "The body is not JSON.") from None
+    if not isinstance(said, dict):
+        raise Problem(422, f"The JSON must be an object. {WAYS}")
+    given: Any = said.get("images", [said["image"]] if "image" in said else [])
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise Problem(422, '"images" must be a list of base64 texts, "image" one of them.')
+    if len(given) > limits.files:
+        raise Problem(422, f"A request may have {limits.files} pictures, not {len(given)}.")
+    return [Upload(f"picture {number}", decoded(text)) for number, text in enumerate(given, 1)]
+
+
+def decoded(text: str) -> bytes:
+    """Base64, with or without the head of a data address."""
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Problem(422, "A picture is not valid base64.") from None

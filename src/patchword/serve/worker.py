@@ -1,0 +1,169 @@
+"""The model in a process of its own. If it dies, whatever killed it, another takes its place within a second or two.
+
+New workers are forked from a server that has imported torch already and never computed anything, so they start fast.
+"""
+
+import atexit
+import contextlib
+import io
+import multiprocessing
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..checkpoints import Checkpoint
+from ..classifier import Classifier
+from ..inspection.explain import explain
+from ..models import ViT
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])
+
+
+class WorkerDied(Exception):
+    """The process ended before it answered, or could not be started."""
+
+
+class WorkerFailed(Exception):
+    """The process could not compute an answer; it lives on."""
+
+
+class Worker:
+    """A process with a model. One question at a time; `ask` blocks, so it belongs into a thread."""
+
+    def __init__(self, checkpoint: Checkpoint, threads: int | None, on_restart: Callable[[], object]) -> None:
+        self.packed, self.threads, self.on_restart = packed(checkpoint), threads, on_restart
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        self.stopped = False
+        self.process: ForkServerProcess | None = None
+        self.start()
+        atexit.register(self.stop)
+
+    def start(self) -> None:
+        self.process = None
+        self.connection, theirs = CONTEXT.Pipe()
+        arguments = (theirs, self.packed, self.threads)
+        process = CONTEXT.Process(target=serve_model, args=arguments, daemon=True, name="patchword model")
+        try:
+            process.start()
+        finally:
+            theirs.close()  # so that the death of the process is the end of the connection
+        self.process = process
+
+    def ask(self, kind: str, pixels: np.ndarray, *arguments: Any) -> np.ndarray:
+        question = (kind, pixels, arguments)
+        try:
+            try:
+                self.connection.send(question)
+            except OSError:  # it died with nothing to do: nobody needs to know
+                self.restart()
+                self.connection.send(question)
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            with contextlib.suppress(EOFError, OSError, WorkerDied):  # if it fails, the next question tries again
+                self.restart()
+            raise WorkerDied from None
+        if isinstance(answer, str):
+            raise WorkerFailed(answer)
+        return answer
+
+    def restart(self) -> None:
+        if self.stopped:
+            raise WorkerDied
+        self.connection.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+        self.on_restart()
+        self.start()
+
+    def stop(self) -> None:
+        self.stopped = True
+        atexit.unregister(self.stop)
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        if self.process is not None:
+            self.process.join(5)
+            self.process.kill()
+        self.pool.shutdown(wait=False)
+
+
+def packed(checkpoint: Checkpoint) -> bytes:
+    """As bytes, tensors as arrays: torch's own way to send tensors shares memory with a process that may be killed."""
+    tensors = {n: t.detach().float() if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
+    fields = {n: getattr(checkpoint, n) for n in ("config", "preprocess", "labels", "temperature", "several")}
+    file = io.BytesIO()
+    pickle.dump((fields, {name: tensor.numpy() for name, tensor in tensors.items()}), file)
+    return file.getvalue()
+
+
+def serve_model(connection: Connection, said: bytes, threads: int | None) -> None:
+    """What the process does until it is told to end, or its parent is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager tells the whole group, too early
+        signal.signal(number, signal.SIG_IGN)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    fields, arrays = pickle.loads(said)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    classifier = Classifier(Checkpoint(tensors=tensors, **fields))
+    while True:
+        try:
+            question = connection.recv()
+        except (EOFError, OSError):
+            return
+        if question is None:
+            return
+        kind, pixels, arguments = question
+        try:
+            answer: Any = ANSWERS[kind](classifier, torch.from_numpy(pixels), *arguments)
+        except Exception:
+            answer = traceback.format_exc()
+        connection.send(answer)
+
+
+def predict(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
+    """Probabilities (B, K)."""
+    with torch.inference_mode():
+        logits = classifier.logits(pixels)
+        return (logits.sigmoid() if classifier.checkpoint.several else logits.softmax(dim=-1)).numpy()
+
+
+def embed(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
+    """What the head reads, (B, D)."""
+    with torch.inference_mode():
+        return classifier.model.pooled(classifier.preprocess.normalise(pixels)).numpy()
+
+
+def heat(classifier: Classifier, pixels: torch.Tensor, label: int, method: Any) -> np.ndarray:
+    """Maps (B, h, w) for one class."""
+    images = classifier.preprocess.normalise(pixels)
+    return explain(classifier.model, images, torch.full((len(images),), label), method)
+
+
+def attention(classifier: Classifier, pixels: torch.Tensor, layer: int, head: int | None) -> np.ndarray:
+    """What every token looks at in a layer, (B, N, N) bytes: each row from 0 to 255 by its own largest weight."""
+    assert isinstance(classifier.model, ViT)
+    images = classifier.preprocess.normalise(pixels)
+    found = []
+    with torch.inference_mode():
+        for image in images:
+            weights = classifier.model.attention_maps(image[None], [layer])[layer][0]
+            chosen = weights.mean(dim=0) if head is None else weights[head]
+            found.append((255 * chosen / chosen.amax(dim=-1, keepdim=True)).round().to(torch.uint8))
+        return torch.stack(found).numpy()
+
+
+ANSWERS: dict[str, Callable[..., np.ndarray]] = {
+    "predict": predict,
+    "embed": embed,
+    "heat": heat,
+    "attention": attention,
+}

@@ -1,0 +1,355 @@
+"""The server over a real socket: answers, limits, load, faults."""
+
+import base64
+import io
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from patchword.checkpoints import Checkpoint, write_checkpoint
+from patchword.classifier import Classifier
+from serving import Server, serving
+from test_cli import run
+from test_inspection import RESNETS, VITS, checkpoint_of
+
+RNG = np.random.default_rng(0)
+
+
+def png(size: tuple[int, int] = (40, 50), seed: int | None = None) -> bytes:
+    noise = np.random.default_rng(seed) if seed is not None else RNG
+    file = io.BytesIO()
+    Image.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "model"
+    write_checkpoint(path, checkpoint_of(VITS["registers"]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with serving(folder, "--queue", 64, "--threads", 1) as running:
+        yield running
+
+
+def post(server: Server, path: str, data: bytes, kind: str = "image/png", **options: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", content=data, headers={"Content-Type": kind}, timeout=60, **options)
+
+
+# ---- answers
+
+
+def test_the_answer_is_the_classifier_s(server: Server, folder: Path) -> None:
+    data = png()
+    expected = Classifier.load(folder)(data, top=3)
+    raw = post(server, "/v1/predict?top=3", data).json()
+    form = httpx.post(f"{server.url}/v1/predict?top=3", files={"file": ("cat.png", data, "image/png")}).json()
+    as_json = httpx.post(f"{server.url}/v1/predict?top=3", json={"image": base64.b64encode(data).decode()}).json()
+    for said in (raw, form, as_json):
+        (result,) = said["results"]
+        assert [s["label"] for s in result["predictions"]] == [s.label for s in expected.scores]
+        found = [s["probability"] for s in result["predictions"]]
+        np.testing.assert_allclose(found, [s.probability for s in expected.scores], rtol=1e-4)
+    assert form["results"][0]["name"] == "cat.png"
+
+
+def test_several_pictures_of_which_one_is_broken(server: Server) -> None:
+    files = [("file", ("a.png", png())), ("file", ("b.png", b"\x89PNG broken")), ("file", ("c.png", png()))]
+    response = httpx.post(f"{server.url}/v1/predict", files=files)
+    names = [(r["name"], "error" in r) for r in response.json()["results"]]
+    assert response.status_code == 200 and names == [("a.png", False), ("b.png", True), ("c.png", False)]
+
+
+def test_explanations(server: Server, folder: Path) -> None:
+    data = png((60, 90))
+    result = post(server, "/v1/predict?explain=true", data).json()["results"][0]
+    about = result["explanation"]
+    assert about["index"] == result["predictions"][0]["index"] and about["method"] == "relevance"
+    assert np.shape(about["map"]) == (4, 9) and np.max(about["map"]) == 1
+    with Image.open(io.BytesIO(base64.b64decode(about["png"]))) as drawn:
+        assert drawn.size == (90, 60)
+    left, top, right, bottom = about["box"]
+    assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
+    why = post(server, "/v1/explain?label=2&method=rollout", data).json()["results"][0]["explanation"]
+    assert why["index"] == 2 and why["method"] == "rollout"
+    classifier = Classifier.load(folder)
+    images = classifier.preprocess.normalise(classifier.pixels(data)[None])
+    from patchword.inspection import rollout
+    from patchword.inspection.overlay import scaled
+
+    np.testing.assert_allclose(why["map"], scaled(rollout(classifier.model, images)[0].numpy()), atol=2e-4)  # type: ignore
+
+
+def test_attention_and_features(server: Server, folder: Path) -> None:
+    data = png()
+    classifier = Classifier.load(folder)
+    images = classifier.preprocess.normalise(classifier.pixels(data)[None])
+    said = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
+    tokens = said["rows"] * said["columns"] + said["prefix"]
+    values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens, tokens)
+    weights = classifier.model.attention_maps(images, [2])[2][0, 2].detach().numpy()  # type: ignore[union-attr]
+    np.testing.assert_allclose(values / 255, weights / weights.max(axis=1, keepdims=True), atol=0.01)
+    features = post(server, "/v1/embed", data).json()["results"][0]["features"]
+    np.testing.assert_allclose(features, classifier.model.pooled(images)[0].detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_model_and_the_house(server: Server) -> None:
+    about = httpx.get(f"{server.url}/v1/model").json()
+    assert about["labels"][0] == "class 0, also <0>" and about["grid"] == [4, 9] and about["layers"] == 3
+    assert httpx.get(f"{server.url}/healthz").status_code == httpx.get(f"{server.url}/readyz").status_code == 200
+    assert server.meter("patchword_requests_total") > 0
+    document = httpx.get(f"{server.url}/v1/openapi.json").json()
+    assert {"/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model"} <= set(document["paths"])
+
+
+def test_the_page_and_its_headers(server: Server) -> None:
+    for path, kind in {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}.items():
+        response = httpx.get(server.url + path)
+        assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in response.headers
+    own = httpx.get(f"{server.url}/healthz", headers={"X-Request-ID": "abc-1"})
+    forged = httpx.get(f"{server.url}/healthz", headers={"X-Request-ID": "a b\t{}"})
+    assert own.headers["x-request-id"] == "abc-1" and len(forged.headers["x-request-id"]) == 32
+
+
+# ---- refusals
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    said = response.json()
+    assert said["status"] == status and said["title"] and said["request_id"]
+    return str(said["detail"])
+
+
+def test_refusals_have_a_sentence(server: Server) -> None:
+    picture = png()
+    assert "no picture" in refused(post(server, "/v1/predict", b""), 422)
+    assert "cut short" in refused(post(server, "/v1/predict", picture[:100]), 422)
+    assert "not read here" in refused(post(server, "/v1/predict", b"<svg/>", "text/html"), 415)
+    assert "not JSON" in refused(post(server, "/v1/predict", b"{", "application/json"), 400)
+    assert "base64" in refused(httpx.post(f"{server.url}/v1/predict", json={"image": "?"}), 422)
+    assert "32 MiB" in refused(post(server, "/v1/predict", b"x" * (32 * 2**20 + 1)), 413)
+    many = [("file", (f"{i}.png", picture)) for i in range(17)]
+    refused(httpx.post(f"{server.url}/v1/predict", files=many), 400)
+    assert "top" in refused(post(server, "/v1/predict?top=0", picture), 422)
+    assert "no such class" in refused(post(server, "/v1/explain?label=dog", picture), 422)
+    assert "explained by relevance" in refused(post(server, "/v1/explain?method=magic", picture), 422)
+    assert "0 to 2" in refused(post(server, "/v1/attention?layer=3", picture), 422)
+    refused(httpx.get(f"{server.url}/v1/nothing"), 404)
+    refused(httpx.get(f"{server.url}/v1/predict"), 405)
+    bomb = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
+    assert "pixels" in refused(post(server, "/v1/predict", bomb.getvalue()), 422)
+
+
+def test_a_token(folder: Path) -> None:
+    with serving(folder, "--threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
+        refused(httpx.get(f"{locked.url}/v1/model"), 401)
+        refused(httpx.get(f"{locked.url}/v1/model", headers={"Authorization": "Bearer wrong"}), 401)
+        right = {"Authorization": "Bearer s3cret"}
+        assert httpx.get(f"{locked.url}/v1/model", headers=right).status_code == 200
+        assert httpx.get(f"{locked.url}/healthz").status_code == httpx.get(locked.url).status_code == 200
+
+
+def test_wrong_requests_of_the_command(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = run("serve", folder, "--port", taken.getsockname()[1])
+    assert result.returncode == 2 and "Choose another --port" in result.stderr and "Traceback" not in result.stderr
+    assert run("serve", folder, "--port", 70000).returncode == 2
+
+
+FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a\\ud800.png"\r\n\r\n%s\r\n--x--\r\n'
+torn = st.builds(lambda cut: png(seed=1)[:cut], st.integers(0, 3000))
+bodies = st.one_of(st.binary(max_size=200), torn, torn.map(lambda data: FORM % data))
+forms = [f"multipart/form-data; boundary=x{rest}" for rest in ("", "; charset=undefined", "; charset=unicode_escape")]
+kinds = st.sampled_from(["image/png", "application/json", *forms, "multipart/form-data", "", "a"])
+paths = st.sampled_from(
+    ["/v1/predict", "/v1/explain?label=1", "/v1/attention?layer=1", "/v1/embed", "/v1/predict?top=x"]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=bodies, kind=kinds, path=paths)
+def test_no_body_is_a_fault(server: Server, body: bytes, kind: str, path: str) -> None:
+    response = post(server, path, body, kind)
+    assert response.status_code in (200, 400, 415, 422), response.text
+
+
+# ---- load and faults
+
+
+@contextmanager
+def held(server: Server) -> Iterator[None]:
+    """The model stands still meanwhile, so that what is sent must wait."""
+    worker = server.worker()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+def until(condition: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_answers_are_not_mixed_up_in_batches(server: Server, folder: Path) -> None:
+    """48 different pictures at once, of which most must share a batch: each gets its own answer."""
+    pictures = [png((30, 30), seed=i) for i in range(48)]
+    classifier = Classifier.load(folder)
+    expected = [classifier(p, top=1).scores[0] for p in pictures]
+    before = server.meter("patchword_batch_pictures_count")
+    with ThreadPoolExecutor(48) as pool:
+        with held(server):
+            waiting = [pool.submit(post, server, "/v1/predict?top=1", data) for data in pictures]
+            until(lambda: server.meter("patchword_pictures_inside") == 48)
+        for each, score in zip(waiting, expected, strict=True):
+            found = each.result().json()["results"][0]["predictions"][0]
+            assert found["index"] == score.index and found["probability"] == pytest.approx(score.probability, rel=1e-4)
+    assert server.meter("patchword_batch_pictures_count") - before <= 6, "they were computed together"
+    assert server.meter("patchword_pictures_inside") == 0
+
+
+def leaving(server: Server, data: bytes) -> None:
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{server.url}/v1/explain", content=data, headers={"Content-Type": "image/png"}, timeout=0.5)
+
+
+def test_abandoned_work_is_skipped(server: Server) -> None:
+    """Two waves of clients that leave; the third is answered, and the work of the others was never done."""
+    data = png((30, 30))
+    before = server.meter("patchword_abandoned_total")
+    with ThreadPoolExecutor(24) as pool:
+        with held(server):
+            for _ in range(2):
+                list(pool.map(lambda _: leaving(server, data), range(24)))
+            until(lambda: server.meter("patchword_pictures_inside") == 0)  # they left the house before it went on
+            third = [pool.submit(post, server, "/v1/explain", data) for _ in range(20)]
+            until(lambda: server.meter("patchword_pictures_inside") == 20)
+        assert [each.result().status_code for each in third] == [200] * 20
+    skipped = server.meter("patchword_abandoned_total") - before
+    assert 48 - 17 <= skipped <= 48, "all but the batch that was in flight when the model stood still"
+
+
+def test_a_full_queue_refuses_at_once(server: Server) -> None:
+    data = png((30, 30))
+    with ThreadPoolExecutor(64) as pool:
+        with held(server):
+            waiting = [pool.submit(post, server, "/v1/predict", data) for _ in range(64)]
+            until(lambda: server.meter("patchword_pictures_inside") == 64)
+            start = time.monotonic()
+            refusal = post(server, "/v1/predict", data)
+            assert refusal.headers["retry-after"] == "1" and "waiting already" in refused(refusal, 503)
+            assert time.monotonic() - start < 2
+        assert {each.result().status_code for each in waiting} == {200}
+    assert post(server, "/v1/predict", data).status_code == 200
+
+
+def test_a_killed_worker_costs_its_batch_only(server: Server) -> None:
+    data = png()
+    before = server.meter("patchword_worker_restarts_total")
+    with ThreadPoolExecutor(2) as pool:
+        worker = server.worker()
+        os.kill(worker, signal.SIGSTOP)
+        first = pool.submit(post, server, "/v1/predict", data)
+        until(lambda: server.meter("patchword_pictures_inside") == 1)
+        time.sleep(0.5)  # it is with the model now
+        second = pool.submit(post, server, "/v1/predict", data)
+        until(lambda: server.meter("patchword_pictures_inside") == 2)
+        start = time.monotonic()
+        os.kill(worker, signal.SIGKILL)
+        assert first.result().status_code == 503 and second.result().status_code == 200
+        assert time.monotonic() - start < 20  # 2 s on a quiet machine
+    os.kill(server.worker(), signal.SIGKILL)  # with nothing to do: nobody notices
+    assert post(server, "/v1/predict", data).status_code == 200
+    assert server.meter("patchword_worker_restarts_total") == before + 2
+
+
+def test_sigterm_loses_no_accepted_request(folder: Path) -> None:
+    """The model stands still while the signal comes: what waits is answered all the same, and nobody new gets in."""
+    with serving(folder, "--threads", 1) as leaving:
+        with ThreadPoolExecutor(12) as pool:
+            worker = leaving.worker()
+            os.kill(worker, signal.SIGSTOP)
+            waiting = [pool.submit(post, leaving, "/v1/predict", png((30, 30), seed=i)) for i in range(12)]
+            until(lambda: leaving.meter("patchword_pictures_inside") == 12)
+            leaving.process.send_signal(signal.SIGTERM)
+            time.sleep(1)
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{leaving.url}/healthz")
+            os.kill(worker, signal.SIGCONT)
+            assert [each.result().status_code for each in waiting] == [200] * 12
+        assert leaving.process.wait(30) == 0
+        assert not Path(f"/proc/{worker}").exists()
+
+
+def test_slow_senders_hold_nobody_up(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    slow = []
+    for _ in range(50):
+        each = socket.create_connection((host, int(port)))
+        each.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        slow.append(each)
+    assert post(server, "/v1/predict", png()).status_code == 200
+    for each in slow:
+        each.close()
+
+
+KINDS = {"probe": VITS["probe"], "hybrid": VITS["hybrid"], "grey": VITS["grey"], "ResNet": RESNETS["ResNet"]}
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+def test_every_kind_of_model_is_served(config: Any, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint_of(config))
+    with serving(tmp_path / "model", "--threads", 1) as each:
+        for path in ("/v1/predict?explain=true", "/v1/embed"):
+            assert post(each, path, png()).status_code == 200
+        code = 422 if config is RESNETS["ResNet"] else 200
+        assert post(each, "/v1/attention", png()).status_code == code
+
+
+def test_embedding_in_another_app(folder: Path) -> None:
+    """`create_app` with a Classifier, in this process, through ASGI."""
+    from starlette.testclient import TestClient
+
+    from patchword.serve import create_app
+
+    checkpoint: Checkpoint = Classifier.load(folder).checkpoint
+    with TestClient(create_app(Classifier(checkpoint), threads=1, log=io.StringIO())) as client:
+        assert client.post("/v1/predict", content=png(), headers={"Content-Type": "image/png"}).status_code == 200
+
+
+def test_logs_tell_no_content(server: Server) -> None:
+    files = {"file": (f"secret-{random.random()}.png", png(), "image/png")}
+    httpx.post(f"{server.url}/v1/predict", files=files)
+    time.sleep(0.2)
+    row = server.events("answered")[-1]
+    assert set(row) == {"time", "event", "request_id", "method", "path", "status", "milliseconds"}
+    assert not any("secret" in line for line in server.lines)

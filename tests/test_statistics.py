@@ -1,0 +1,102 @@
+"""Figures of merit against scikit-learn, hand-made cases, and simulations."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as oracle
+
+from patchword.evaluation.calibration import calibration_error, equal_mass, equal_width, fit_temperature
+from patchword.evaluation.classes import class_figures, confusion_matrix
+from patchword.evaluation.intervals import bootstrap, bootstrap_mean, compare
+from patchword.evaluation.metrics import Tally, expected_calibration_error
+
+NOISE = np.random.default_rng(0)
+
+
+def test_class_figures_are_scikit_learns() -> None:
+    targets, predicted = NOISE.integers(0, 6, 500), NOISE.integers(0, 5, 500)  # class 5 is never said
+    figures = class_figures(confusion_matrix(targets, predicted, 6))
+    expected = oracle.precision_recall_fscore_support(targets, predicted, labels=range(6), zero_division=np.nan)
+    np.testing.assert_allclose(figures.precision, expected[0])
+    np.testing.assert_allclose(figures.recall, expected[1])
+    np.testing.assert_allclose(figures.f1, np.nan_to_num(expected[2]))
+    np.testing.assert_array_equal(figures.support, expected[3])
+    assert figures.balanced_accuracy == pytest.approx(oracle.balanced_accuracy_score(targets, predicted))
+    assert figures.macro_f1 == pytest.approx(oracle.f1_score(targets, predicted, average="macro"))
+    np.testing.assert_array_equal(confusion_matrix(targets, predicted, 6), oracle.confusion_matrix(targets, predicted))
+
+
+def test_a_class_that_does_not_occur_does_not_count() -> None:
+    figures = class_figures(confusion_matrix(np.array([0, 0, 1]), np.array([0, 1, 1]), 3))
+    assert figures.balanced_accuracy == pytest.approx(0.75) and np.isnan(figures.recall[2])
+    assert figures.macro_f1 == pytest.approx((2 / 3 + 2 / 3) / 2)
+
+
+def test_brier_is_scikit_learns_for_two_classes() -> None:
+    share, targets = NOISE.random(200), NOISE.integers(0, 2, 200)
+    tally = Tally()
+    tally.add(torch.from_numpy(np.log(np.stack([1 - share, share], axis=1))), targets.tolist())
+    figures, intervals = tally.detailed(2)
+    assert figures["brier"] == pytest.approx(2 * oracle.brier_score_loss(targets, share))
+    assert figures["nll"] == pytest.approx(oracle.log_loss(targets, share))
+    assert all(low <= figures[name] <= high or name.startswith("ece") for name, (low, high) in intervals.items())
+
+
+def test_calibration_errors_by_hand() -> None:
+    confidences = np.array([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
+    right = np.array([1, 1, 1, 0, 1, 0])
+    # Two bins of width: |0.95 - 0.75| for four pictures, |0.55 - 0.5| for two.
+    expected = (4 * 0.2 + 2 * 0.05) / 6
+    assert calibration_error(equal_width(confidences, right)) == pytest.approx(expected)
+    assert expected_calibration_error(confidences, right) == pytest.approx(expected)
+    # Three bins of two pictures each: (0.55: 1/2), (0.95: 1), (0.95: 1/2), in the order they came.
+    adaptive = (2 * 0.05 + 2 * 0.05 + 2 * 0.45) / 6
+    assert calibration_error(equal_mass(confidences, right, bins=3)) == pytest.approx(adaptive)
+    assert [b.count for b in equal_mass(confidences, right, bins=4)] == [2, 2, 1, 1]
+    assert calibration_error(equal_mass(np.array([0.3]), np.array([1]))) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
+def test_a_temperature_is_found_again(true: float) -> None:
+    """Labels drawn from softmax(logits / T): T is what is found, and calibration is mended by it."""
+    logits = NOISE.normal(size=(20_000, 8)) * 3
+    shares = np.exp(logits / true)
+    shares /= shares.sum(axis=1, keepdims=True)
+    targets = (shares.cumsum(axis=1) > NOISE.random((20_000, 1))).argmax(axis=1)
+    found = fit_temperature(logits, targets)
+    assert found == pytest.approx(true, rel=0.03)
+
+    def error(temperature: float) -> float:
+        scaled = np.exp(logits / temperature)
+        scaled /= scaled.sum(axis=1, keepdims=True)
+        return calibration_error(equal_width(scaled.max(axis=1), scaled.argmax(axis=1) == targets))
+
+    assert error(found) < 0.02 and (true == 1.0 or error(1.0) > 3 * error(found))
+
+
+def test_bootstrap_intervals_cover() -> None:
+    """Of 400 intervals of a mean of 80 draws with known mean, about 95 in 100 hold it."""
+    draws = NOISE.random((400, 80)) < 0.7
+    found = [bootstrap_mean(row.astype(float), rounds=400, seed=i) for i, row in enumerate(draws)]
+    covered = np.mean([low <= 0.7 <= high for low, high in found])
+    assert 0.91 <= covered <= 0.98
+    values = NOISE.normal(size=300)
+    by_rows = bootstrap(lambda rows: float(values[rows].mean()), 300, rounds=2000)
+    np.testing.assert_allclose(by_rows, bootstrap_mean(values, rounds=2000, seed=5), atol=0.03)
+
+
+def test_the_paired_test_has_the_right_size_and_power() -> None:
+    """Under the null it errs in at most 5 of 100 cases; a real difference is found."""
+    wrong = 0
+    for _ in range(400):
+        base = NOISE.random(300) < 0.8
+        first, second = (np.where(NOISE.random(300) < 0.1, NOISE.random(300) < 0.8, base) for _ in range(2))
+        wrong += compare(first, second).p_value < 0.05
+    assert wrong / 400 <= 0.07  # exact tests err less than they may
+    base = NOISE.random(2000) < 0.8
+    better = base | (NOISE.random(2000) < 0.15)
+    found = compare(base, better)
+    assert found.p_value < 1e-6 and found.verdict().startswith("It is better by") and found.difference[0] > 0
+    same = compare(base, base)
+    assert same.p_value == 1 and same.difference == (0, 0) and "No difference" in same.verdict()
+    assert found.only_first == 0 and found.only_second == int((better & ~base).sum())
