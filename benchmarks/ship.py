@@ -1,0 +1,76 @@
+"""Makes a model that comes with patchword out of a run: in half precision, with a temperature from its validation part.
+
+    python benchmarks/ship.py RUN NAME
+
+Refuses if half precision changes more than one decision in a thousand on validation. The test part is measured once,
+as a user will meet the model: without mirror images, in half precision, with its temperature. Writes
+src/patchword/weights/NAME and results/shipped_NAME.json.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import RESULTS, write_result
+
+from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from patchword.classifier import Classifier
+from patchword.data.open import open_data
+from patchword.data.sources import Source
+from patchword.evaluation import Labelled, evaluate
+from patchword.evaluation.calibration import fit_temperature
+from patchword.training.folder import read_config, read_split
+
+
+def answers(checkpoint: Checkpoint, source: Source) -> np.ndarray:
+    """Logits (N, K)."""
+    classifier = Classifier(checkpoint)
+    readers = (lambda mode, i=i: source.read(i, mode=mode) for i in range(len(source)))
+    return np.stack([each.numpy() for each in classifier.stream(readers)])  # type: ignore[union-attr]
+
+
+def figures(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
+    pictures = [
+        Labelled(source.name(i), lambda mode, i=i: source.read(i, mode=mode), source.labels[target])
+        for i, target in enumerate(source.targets)
+    ]
+    found = evaluate(Classifier(checkpoint), pictures)
+    kept = ("top1", "nll", "ece", "brier", "n")
+    return {**{name: found.figures[name] for name in kept}, "top1_interval": found.intervals["top1"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("name")
+    args = parser.parse_args()
+    config = read_config(args.run)
+    parts = open_data(config.data, config.seed, read_split(args.run))
+    assert parts.val is not None and parts.test is not None
+    whole = dataclasses.replace(read_checkpoint(args.run), temperature=1.0)
+    half = whole.halved()
+    exact, rounded = answers(whole, parts.val), answers(half, parts.val)
+    agree = float((exact.argmax(axis=1) == rounded.argmax(axis=1)).mean())
+    assert agree >= 0.999, f"half precision changes {1 - agree:.2%} of the decisions"
+    shipped = dataclasses.replace(half, temperature=round(fit_temperature(rounded, parts.val.targets), 4))
+    content = {
+        "command": f"benchmarks/ship.py RUN {args.name}",
+        "temperature": shipped.temperature,
+        "half_precision_agrees_on_val": agree,
+        "largest_difference_of_a_logit": float(np.abs(exact - rounded).max()),
+        "test_before_temperature": figures(half, parts.test),
+        "test": figures(shipped, parts.test),
+    }
+    said = {"metrics": {**whole.provenance.get("metrics", {}), "shipped_test": content["test"]}}
+    shipped = dataclasses.replace(shipped, provenance={**whole.provenance, **said})
+    out = RESULTS.parent / "src/patchword/weights" / args.name
+    write_checkpoint(out, shipped, overwrite=True)
+    content["bytes"] = sum(path.stat().st_size for path in out.iterdir())
+    print(content)
+    print(write_result(f"shipped_{args.name}", content))
+
+
+if __name__ == "__main__":
+    main()
