@@ -196,11 +196,11 @@ function draw() {
   if (!current || !current.result) return;
   const canvas = $("canvas"), item = current, image = item.image;
   const width = image ? image.width : 448, height = image ? image.height : 448;
-  const scale = Math.max(1, Math.min(1400 / Math.max(width, height), Math.floor(480 / Math.max(width, height)) || 1));
-  const fit = Math.min(1400 / Math.max(width, height), scale);
+  const longest = Math.max(width, height), tiny = longest <= 160;  // tiny ones grow by whole squares, others smoothly
+  const fit = tiny ? Math.floor(960 / longest) : Math.min(1400 / longest, Math.max(1, 960 / longest));
   canvas.width = Math.max(1, Math.round(width * fit)); canvas.height = Math.max(1, Math.round(height * fit));
   const context = canvas.getContext("2d");
-  context.imageSmoothingEnabled = fit <= 1;
+  context.imageSmoothingEnabled = !tiny; context.imageSmoothingQuality = "high";
   if (image) context.drawImage(image, 0, 0, canvas.width, canvas.height);
   else { context.fillStyle = "#777"; context.fillRect(0, 0, canvas.width, canvas.height); }
   const found = heat(item);
