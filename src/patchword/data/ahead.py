@@ -12,6 +12,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def use_threads(count: int) -> None:
+    """For the calling thread. Asked first, since a thread's first use takes the process's number, whatever was set."""
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+
+
 def ahead(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """`function` of each item, in order, on threads that each keep to one core; with no workers, when asked.
 
@@ -23,7 +29,7 @@ def ahead(function: Callable[[Item], Result], items: Iterable[Item], workers: in
         yield from map(function, items)
         return
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(workers, initializer=use_threads, initargs=(1,))
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:

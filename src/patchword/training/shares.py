@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..config import Config, ViTConfig
 from ..config.train import Precision
+from ..data.ahead import use_threads
 from .objective import Objective
 from .precision import autocast
 from .world import World
@@ -41,7 +42,7 @@ class Shares:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.objective, self.precision = objective, precision
         threads = torch.get_num_threads()
-        self.pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(max(1, threads // count),))
+        self.pool = ThreadPoolExecutor(count, initializer=use_threads, initargs=(max(1, threads // count),))
 
     def backward(self, inputs: dict[str, Tensor], weight: float) -> tuple[Tensor, Tensor]:
         """Adds the gradients of the batch, times `weight`; its loss and logits."""
