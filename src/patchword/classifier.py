@@ -3,6 +3,7 @@
 `Classifier` is the one road from a picture to an answer; the commands predict and evaluate walk it with many pictures.
 """
 
+import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -124,3 +125,16 @@ class Classifier:
         with torch.inference_mode():
             logits = iter(self.logits(torch.stack(good))) if good else iter(())
         return [next(logits) if isinstance(p, Tensor) else p for p in read]
+
+
+def find_class(labels: Sequence[str], said: str) -> int:
+    """Which class a user means: by its label, one of the synonyms in it, or its index."""
+    names = [label.lower() for label in labels]
+    for index, name in enumerate(names):
+        if said.lower() in (name, *(part.strip() for part in name.split(","))):
+            return index
+    if said.isdecimal() and int(said) < len(names):
+        return int(said)
+    near = difflib.get_close_matches(said.lower(), names, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"The model has no class {said!r}.{hint} It has {len(names)}, 0 to {len(names) - 1}.")

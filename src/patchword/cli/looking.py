@@ -15,7 +15,6 @@ from .screen import progress, report_unread, say
 
 if TYPE_CHECKING:
     from ..checkpoints import Checkpoint
-    from ..classifier import Classifier
     from ..inspection.exhibits import Subject
     from ..inspection.inspect import Found
 
@@ -47,7 +46,7 @@ def inspect(
         raise ConfigError(f"--most must be at least 1, not {most}.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not overwrite:
         raise ConfigError(f"{out} exists already. Choose another name, or add --overwrite.")
-    from ..classifier import Classifier
+    from ..classifier import Classifier, find_class
     from ..inspection.exhibits import Subject
     from ..inspection.inspect import inspect as look
     from ..inspection.pictures import gather
@@ -57,29 +56,14 @@ def inspect(
     if images and not pictures.names:
         report_unread(list(pictures.unread), len(pictures.unread))
         raise DataError("None of the pictures could be read, so there is nothing to look at.")
-    subject = Subject(classifier, pictures, class_index(classifier, label), before_resizing(model))
+    subject = Subject(
+        classifier, pictures, None if label is None else find_class(classifier.labels, label), before_resizing(model)
+    )
     with progress("looking", 11) as step:
         found = look(subject, lambda title: step())
     write(out, model, subject, found)
     say(f"wrote {out / PAGE} and {sum(e.draw is not None for e in found.exhibits)} figures")
     return report_unread(list(pictures.unread), len(pictures.names) + len(pictures.unread))
-
-
-def class_index(classifier: "Classifier", label: str | None) -> int | None:
-    """Which class a user means."""
-    if label is None:
-        return None
-    names = [name.lower() for name in classifier.labels]
-    near = [i for i, name in enumerate(names) if label.lower() in (name, *(part.strip() for part in name.split(",")))]
-    if near:
-        return near[0]
-    if label.isdecimal() and int(label) < len(names):
-        return int(label)
-    import difflib
-
-    hint = difflib.get_close_matches(label.lower(), names, n=1)
-    said = f" Did you mean {hint[0]}?" if hint else ""
-    raise ConfigError(f"The model has no class {label!r}.{said} It has {len(names)}, 0 to {len(names) - 1}.")
 
 
 def before_resizing(model: str) -> "Checkpoint | None":

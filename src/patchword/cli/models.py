@@ -119,6 +119,7 @@ def evaluate(
     from ..classifier import Classifier
     from ..evaluation import evaluate as measure
     from ..evaluation import labelled_pictures
+    from ..evaluation.table import write_rows
 
     pictures = labelled_pictures(data)  # wrong data are told before the model is loaded
     classifier = Classifier(reading.read(model))
@@ -127,31 +128,12 @@ def evaluate(
         result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
     if csv:
         write_rows(csv, result.rows)
+        say(f"wrote {csv}")
     if json:
         print(json_format.dumps(result.to_json(), indent=2))
     else:
         print_evaluation(result)
     return report_unread(result.skipped, len(pictures))
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
-    """A table of predictions, whole or not at all."""
-    import csv
-    import io
-    import os
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text.getvalue(), encoding="utf-8", errors="surrogateescape", newline="")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"{path} could not be written ({error.strerror or error}).") from None
-    say(f"wrote {path}")
 
 
 def convert(

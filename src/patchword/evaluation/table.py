@@ -8,10 +8,11 @@ import csv
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.files import atomic_output
 from ..errors import DataError
 
 SYNC_EVERY = 5.0  # seconds: what a power cut may cost
@@ -112,3 +113,14 @@ class Table:
 
     def failure(self, error: OSError) -> DataError:
         return DataError(f"{self.path} could not be written ({error.strerror or error}).")
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """A table of rows that all have the same keys, whole or not at all, in place of an older one."""
+    with (
+        atomic_output(path, overwrite=True) as made,
+        made.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,12 +1,11 @@
 """Explanations as files: one picture with its map over it for each picture that was classified."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
 
+from ..checkpoints.files import atomic_output
 from ..classifier import Classifier
 from ..data.images import load_image
 from ..errors import DataError, ImageError
@@ -45,19 +44,9 @@ def explain_files(
         target = folder / f"{free_name(file.stem, taken)}.png"
         if target.resolve() in originals:
             raise DataError(f"{target} is one of the pictures themselves. Choose another folder to explain them in.")
-        save(drawn, target)
+        with atomic_output(target, overwrite=True) as made:
+            drawn.save(made, "PNG")
         yield target
-
-
-def save(picture: Image.Image, target: Path) -> None:
-    """Whole or not at all."""
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        picture.save(part, "PNG")
-        os.replace(part, target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise DataError(f"{target} could not be written ({error.strerror or error}).") from None
 
 
 def free_name(stem: str, taken: set[str]) -> str:

@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any, TextIO
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from .. import __version__
 from ..checkpoints import Checkpoint, read_checkpoint
-from ..classifier import Classifier
+from ..classifier import Classifier, find_class
 from ..config import ViTConfig
 from ..errors import ConfigError
 from .guard import Guard
@@ -60,6 +60,8 @@ PICTURES: dict[str, Any] = {
     },
 }
 
+router = APIRouter(prefix="/v1")  # what the model is for
+
 Top = Annotated[int, Query(ge=1, le=1_000_000, description="how many classes")]
 Explain = Annotated[bool, Query(description="add the map of the class, as numbers and as PNG")]
 Label = Annotated[str | None, Query(max_length=200, description="the class to explain, by name or index")]
@@ -99,7 +101,7 @@ def create_app(
     app.state.meters = meters
     add_errors(app)
     add_house(app, meters)
-    add_answers(app, limits)
+    app.include_router(router)
     app.add_middleware(Guard, limits=limits, meters=meters, token=token, paths=PATHS)
     return app
 
@@ -157,80 +159,82 @@ def constant(content: bytes, kind: str) -> Any:
     return page
 
 
-def add_answers(app: FastAPI, limits: Limits) -> None:
-    """What the model is for."""
+@router.get("/model")
+async def about(request: Request) -> dict[str, Any]:
+    """What is served: labels, preprocessing, provenance, temperature."""
+    return described(service_of(request))
 
-    @app.get("/v1/model")
-    async def about(request: Request) -> dict[str, Any]:
-        """What is served: labels, preprocessing, provenance, temperature."""
-        return described(service_of(request))
 
-    @app.post("/v1/predict", openapi_extra=PICTURES)
-    async def predict(
-        request: Request, top: Top = 5, explain: Explain = False, label: Label = None, method: Way = None
-    ) -> Response:
-        """The most probable classes of each picture."""
-        service = service_of(request)
-        way: Any = chosen_way(service, method) if explain else None
-        asked = chosen_label(service, label)
+@router.post("/predict", openapi_extra=PICTURES)
+async def predict(
+    request: Request, top: Top = 5, explain: Explain = False, label: Label = None, method: Way = None
+) -> Response:
+    """The most probable classes of each picture."""
+    service = service_of(request)
+    way: Any = chosen_way(service, method) if explain else None
+    asked = chosen_label(service, label)
 
-        async def work(picture: Picture) -> dict[str, Any]:
-            found: dict[str, Any] = {"predictions": await service.predictions(picture, top)}
-            if explain:
-                about = asked if asked is not None else found["predictions"][0]["index"]
-                found["explanation"] = await service.explanation(picture, about, way)
-            return found
+    async def work(picture: Picture) -> dict[str, Any]:
+        found: dict[str, Any] = {"predictions": await service.predictions(picture, top)}
+        if explain:
+            about = asked if asked is not None else found["predictions"][0]["index"]
+            found["explanation"] = await service.explanation(picture, about, way)
+        return found
 
-        return await answered(request, work, whole=explain)
+    return await answered(request, work, whole=explain)
 
-    @app.post("/v1/explain", openapi_extra=PICTURES)
-    async def explain(request: Request, label: Label = None, method: Way = None) -> Response:
-        """Why this class: the map of a class, by default of the most probable one."""
-        service = service_of(request)
-        way, asked = chosen_way(service, method), chosen_label(service, label)
 
-        async def work(picture: Picture) -> dict[str, Any]:
-            about = asked if asked is not None else (await service.predictions(picture, 1))[0]["index"]
-            return {"explanation": await service.explanation(picture, about, way)}
+@router.post("/explain", openapi_extra=PICTURES)
+async def explain(request: Request, label: Label = None, method: Way = None) -> Response:
+    """Why this class: the map of a class, by default of the most probable one."""
+    service = service_of(request)
+    way, asked = chosen_way(service, method), chosen_label(service, label)
 
-        return await answered(request, work, whole=True)
+    async def work(picture: Picture) -> dict[str, Any]:
+        about = asked if asked is not None else (await service.predictions(picture, 1))[0]["index"]
+        return {"explanation": await service.explanation(picture, about, way)}
 
-    @app.post("/v1/attention", openapi_extra=PICTURES)
-    async def attention(request: Request, layer: Layer = -1, head: Head = None) -> Response:
-        """What every patch looks at, in one layer: rows of the map in base64, a byte for each weight."""
-        service = service_of(request)
-        config = service.checkpoint.config
-        if not isinstance(config, ViTConfig) or not config.depth:
-            raise Problem(422, "This model has no attention.")
-        if not -config.depth <= layer < config.depth:
-            raise Problem(422, f"layer: the model has {config.depth}, 0 to {config.depth - 1}.")
-        if head is not None and head >= config.num_heads:
-            raise Problem(422, f"head: the model has {config.num_heads}, 0 to {config.num_heads - 1}.")
+    return await answered(request, work, whole=True)
 
-        async def work(picture: Picture) -> dict[str, Any]:
-            return {"attention": await service.attention(picture, layer % config.depth, head)}
 
-        return await answered(request, work)
+@router.post("/attention", openapi_extra=PICTURES)
+async def attention(request: Request, layer: Layer = -1, head: Head = None) -> Response:
+    """What every patch looks at, in one layer: rows of the map in base64, a byte for each weight."""
+    service = service_of(request)
+    config = service.checkpoint.config
+    if not isinstance(config, ViTConfig) or not config.depth:
+        raise Problem(422, "This model has no attention.")
+    if not -config.depth <= layer < config.depth:
+        raise Problem(422, f"layer: the model has {config.depth}, 0 to {config.depth - 1}.")
+    if head is not None and head >= config.num_heads:
+        raise Problem(422, f"head: the model has {config.num_heads}, 0 to {config.num_heads - 1}.")
 
-    @app.post("/v1/embed", openapi_extra=PICTURES)
-    async def embed(request: Request) -> Response:
-        """The features of each picture that the head reads."""
-        service = service_of(request)
+    async def work(picture: Picture) -> dict[str, Any]:
+        return {"attention": await service.attention(picture, layer % config.depth, head)}
 
-        async def work(picture: Picture) -> dict[str, Any]:
-            features = await service.batcher.ask(picture.pixels, "embed")
-            return {"features": [float(f"{v:.6g}") for v in features]}
+    return await answered(request, work)
 
-        return await answered(request, work)
 
-    async def answered(request: Request, work: Any, whole: bool = False) -> Response:
-        """One result for each picture; if none could be read, the request failed."""
-        service = service_of(request)
-        pictures = await uploads(request, limits)
-        results = await service.while_connected(request, service.each(pictures, work, whole))
-        if all("error" in each for each in results):
-            raise Problem(422, " ".join(each["error"] for each in results[:3]))
-        return JSONResponse({"results": results, "request_id": request_id(request)})
+@router.post("/embed", openapi_extra=PICTURES)
+async def embed(request: Request) -> Response:
+    """The features of each picture that the head reads."""
+    service = service_of(request)
+
+    async def work(picture: Picture) -> dict[str, Any]:
+        features = await service.batcher.ask(picture.pixels, "embed")
+        return {"features": [float(f"{v:.6g}") for v in features]}
+
+    return await answered(request, work)
+
+
+async def answered(request: Request, work: Any, whole: bool = False) -> Response:
+    """One result for each picture; if none could be read, the request failed."""
+    service = service_of(request)
+    pictures = await uploads(request, service.limits)
+    results = await service.while_connected(request, service.each(pictures, work, whole))
+    if all("error" in each for each in results):
+        raise Problem(422, " ".join(each["error"] for each in results[:3]))
+    return JSONResponse({"results": results, "request_id": request_id(request)})
 
 
 def service_of(request: Request) -> Service:
@@ -249,13 +253,11 @@ def chosen_way(service: Service, method: str | None) -> Any:
 
 
 def chosen_label(service: Service, label: str | None) -> int | None:
-    if label is None:
-        return None
-    if label in service.labels:
-        return service.labels.index(label)
-    if label.isdecimal() and int(label) < len(service.labels):
-        return int(label)
-    raise Problem(422, f"label: the model has no such class. It has {len(service.labels)}; /v1/model lists them.")
+    try:
+        return None if label is None else find_class(service.labels, label)
+    except ConfigError:
+        count = len(service.labels)
+        raise Problem(422, f"label: the model has no such class. It has {count}; /v1/model lists them.") from None
 
 
 def described(service: Service) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from .. import __version__
 from ..checkpoints.checkpoint import Checkpoint
 from ..data.doctor import machine_facts
 from ..data.loader import Loader
+from ..evaluation.classes import confusion_matrix
 from ..evaluation.metrics import average_precision
 from ..report import Mistake, Report, write_report
 from .folder import publish
@@ -88,7 +89,7 @@ def make_report(
 ) -> Report:
     labels = run.trainer.labels
     single = answers.targets.ndim == 1
-    matrix = confusion(answers, len(labels)) if single else None
+    matrix = confusion_matrix(answers.targets, answers.logits.argmax(axis=1), len(labels)) if single else None
     return Report(
         title=run.folder.name,
         config=run.config,
@@ -116,12 +117,6 @@ def precisions(answers: Answers, labels: tuple[str, ...]) -> list[dict[str, Any]
         for label, scores, true in columns
         if true.any()
     ]
-
-
-def confusion(answers: Answers, classes: int) -> np.ndarray:
-    """How often each class (row) was taken for each (column)."""
-    pairs = answers.targets * classes + answers.logits.argmax(axis=1)
-    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
 def mistakes(loader: Loader, answers: Answers) -> list[Mistake]:
