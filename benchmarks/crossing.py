@@ -18,7 +18,7 @@ from typing import Any
 
 from harness import RESULTS, write_result
 
-from patchword.inspection.drawing.theme import LIGHT, drawn_in, new_figure, plotted
+from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
 
 HERE = Path(__file__).parent
 SERIES = {

@@ -72,13 +72,13 @@ async def overload(model: str, request: bytes, seconds: float) -> dict[str, Any]
     async def one() -> None:
         results.append(await answer(server.address, request))
 
-    tasks, begin = [], time.perf_counter()
+    tasks, begin, spent = [], time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - begin) < seconds:
         while len(tasks) < 10 * capacity * passed:
             tasks.append(asyncio.create_task(one()))
         await asyncio.sleep(0.005)
     await asyncio.gather(*tasks)
-    took = time.perf_counter() - begin
+    took, spent = time.perf_counter() - begin, time.process_time() - spent
     memory.append(server.memory())
     server.stop()
     refused = sorted(t for status, t, _ in results if status == 503)
@@ -92,6 +92,7 @@ async def overload(model: str, request: bytes, seconds: float) -> dict[str, Any]
         "refused_with_retry_after": sum("retry-after" in h for status, _, h in results if status == 503),
         "refusal_median_ms": round(1000 * statistics.median(refused), 1),
         "other": sum(status not in (200, 503) for status, _, _ in results),
+        "cores_taken_by_the_clients_themselves": round(spent / took, 2),
         "memory_mib": memory,
     }
 

@@ -26,8 +26,8 @@ SMALL = random.Random(0).randbytes(100_000)
 class Hub(ThreadingHTTPServer):
     """One repository with one commit, and ways to misbehave."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, handler: type["Handler"] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.commit = "1" * 40
         self.files: dict[str, bytes] = {"config.json": b'{"model_type": "vit"}', WEIGHTS: SMALL}

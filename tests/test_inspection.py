@@ -20,9 +20,9 @@ from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.errors import ConfigError
+from patchword.figures.theme import mosaic
 from patchword.inspection import distance, looking, trust, watch
 from patchword.inspection.drawing.looking import heads_figure
-from patchword.inspection.drawing.theme import mosaic
 from patchword.inspection.drawing.weights import positions_figure
 from patchword.inspection.exhibits import NAMES, Subject
 from patchword.inspection.inspect import inspect

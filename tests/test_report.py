@@ -379,7 +379,7 @@ import resource, sys
 from pathlib import Path
 from patchword.errors import PatchwordError
 from patchword.report import Report, write_report
-report = Report("new", {}, [], ["a"], "test", {"top1": 1.0, "n": 1})
+report = Report(title="new", config={}, metrics=[], labels=["a"], part="test", figures={"top1": 1.0, "n": 1})
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as a full disk: the write stops in its middle
 try:
     write_report(Path(sys.argv[1]), report)

@@ -2,10 +2,14 @@
 
 import base64
 import io
+import json
 import os
 import random
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -333,6 +337,36 @@ def test_every_kind_of_model_is_served(config: Any, tmp_path: Path) -> None:
             assert post(each, path, png()).status_code == 200
         code = 422 if config is RESNETS["ResNet"] else 200
         assert post(each, "/v1/attention", png()).status_code == code
+
+
+ROOT = Path(__file__).parent.parent
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+UNIT = (ROOT / "docs/serve.md").read_text()
+
+
+def written_lines() -> dict[str, list[str]]:
+    """The command lines of the Dockerfile and of the systemd unit in the docs, from the word serve on."""
+    entry, rest = (json.loads(re.search(rf"^{word} (.*)$", DOCKERFILE, re.M)[1]) for word in ("ENTRYPOINT", "CMD"))  # type: ignore[index]
+    unit = re.search(r"^ExecStart=(.*)$", UNIT, re.M)[1].split()  # type: ignore[index]
+    return {"container": [*entry, *rest], "systemd": unit}
+
+
+@pytest.mark.parametrize("place", ["container", "systemd"])
+def test_the_command_lines_that_are_written_down(place: str, folder: Path) -> None:
+    program, serve, model, *options = written_lines()[place]
+    assert Path(program).name == "patchword" and serve == "serve" and model in ("/model", "/srv/model")
+    at = options.index("--port")
+    port = options[at + 1]
+    del options[at : at + 2]
+    with serving(folder, *options) as running:
+        assert running.process.poll() is None
+        here = running.url.rpartition(":")[2]
+        check = json.loads(re.search(r"^  CMD (.*)$", DOCKERFILE, re.M)[1])  # type: ignore[index]
+        assert port in check[-1], "the health check asks at the port that is served"
+        command = [sys.executable, *(word.replace(port, here) for word in check[1:])]
+        assert subprocess.run(command, timeout=30).returncode == 0
+        assert running.stop() == 0
+        assert subprocess.run(command, timeout=30, stderr=subprocess.DEVNULL).returncode != 0
 
 
 def test_embedding_in_another_app(folder: Path) -> None:

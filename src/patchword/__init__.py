@@ -39,6 +39,7 @@ _PLACES = {
     "open_data": "data.open",
     "patchify": "models",
     "preset": "presets",
+    "probe": "probing",
     "read_checkpoint": "checkpoints",
     "resized": "models",
     "resume": "training",
@@ -73,6 +74,7 @@ __all__ = [
     "open_data",
     "patchify",
     "preset",
+    "probe",
     "read_checkpoint",
     "resized",
     "resume",
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
     from .models import ViT, build, create, patchify, resized, unpatchify
     from .preprocess import Preprocess
     from .presets import augmentation, preset
+    from .probing import probe
     from .recipes import load_recipe
     from .training import Watcher, resume, train
 

@@ -7,6 +7,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,35 +51,20 @@ class Prediction:
         return self.scores[0].probability
 
 
-class Classifier:
-    """`Classifier.load("model")("cat.jpg").label`"""
+class Encoder:
+    """A model with its preprocessing: pictures in, whatever is computed of them out."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        if not checkpoint.config.num_classes:
-            raise ConfigError("The model has no head, so it cannot classify; load it with num_classes, and train it.")
         if checkpoint.preprocess is None:
             raise ConfigError(f"The model takes {checkpoint.config.in_channels} channels, which pictures do not have.")
         self.checkpoint = checkpoint
         self.model = checkpoint.model()
         self.preprocess = checkpoint.preprocess
-        count = checkpoint.config.num_classes
-        self.labels = checkpoint.labels or tuple(str(i) for i in range(count))
 
     @classmethod
     def load(cls, reference: str | Path, **fields: Any) -> Self:
         """From any model reference; `fields` are model fields that adapt or explain it, as in `pw.load`."""
         return cls(read_checkpoint(reference, **fields))
-
-    def __repr__(self) -> str:
-        config = self.checkpoint.config
-        size = "x".join(map(str, config.image_size))
-        return f"Classifier({type(config).__name__.removesuffix('Config')}, {config.num_classes} classes, {size})"
-
-    def __call__(self, image: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
-        """Classifies one picture: a path, the bytes of a file, or a Pillow image."""
-        pixels = self.pixels(image)
-        with torch.inference_mode():
-            return self.prediction(self.logits(pixels[None])[0], top)
 
     def pixels(self, image: str | Path | bytes | Image.Image) -> Tensor:
         """What the model will see of a picture, before normalisation: uint8 (H, W, C)."""
@@ -94,6 +80,53 @@ class Classifier:
             )
         return torch.from_numpy(self.preprocess.pixels(image))
 
+    def each(
+        self, files: Iterable[Readable], compute: Callable[[Tensor], Tensor], batch_size: int = BATCH_SIZE
+    ) -> Iterator[Tensor | ImageError]:
+        """For each file, in order, its row of `compute` (of uint8 (B, H, W, C)), or why it could not be read.
+
+        Memory stays bounded.
+        """
+        rest = iter(files)
+        batches = iter(lambda: list(itertools.islice(rest, batch_size)), [])
+        for results in ahead(partial(self._run, compute), batches, torch.get_num_threads()):
+            yield from results
+
+    def _run(self, compute: Callable[[Tensor], Tensor], files: Sequence[Readable]) -> list[Tensor | ImageError]:
+        read: list[Tensor | ImageError] = []
+        for file in files:
+            try:
+                picture = file if isinstance(file, str | Path) else file(mode=self.preprocess.mode)
+                read.append(self.pixels(picture))
+            except ImageError as error:
+                read.append(error)
+        good = [p for p in read if isinstance(p, Tensor)]
+        with torch.inference_mode():
+            rows = iter(compute(torch.stack(good))) if good else iter(())
+        return [next(rows) if isinstance(p, Tensor) else p for p in read]
+
+
+class Classifier(Encoder):
+    """`Classifier.load("model")("cat.jpg").label`"""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.config.num_classes:
+            raise ConfigError("The model has no head, so it cannot classify; load it with num_classes, and train it.")
+        super().__init__(checkpoint)
+        count = checkpoint.config.num_classes
+        self.labels = checkpoint.labels or tuple(str(i) for i in range(count))
+
+    def __repr__(self) -> str:
+        config = self.checkpoint.config
+        size = "x".join(map(str, config.image_size))
+        return f"Classifier({type(config).__name__.removesuffix('Config')}, {config.num_classes} classes, {size})"
+
+    def __call__(self, image: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
+        """Classifies one picture: a path, the bytes of a file, or a Pillow image."""
+        pixels = self.pixels(image)
+        with torch.inference_mode():
+            return self.prediction(self.logits(pixels[None])[0], top)
+
     def logits(self, pixels: Tensor) -> Tensor:
         """uint8 (B, H, W, C) to logits (B, K), divided by the temperature."""
         return self.model(self.preprocess.normalise(pixels)) / self.checkpoint.temperature
@@ -107,24 +140,8 @@ class Classifier:
         return Prediction(tuple(Score(self.labels[i], i, p) for i, p in pairs))
 
     def stream(self, files: Iterable[Readable], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
-        """For each file, in order, its logits (K), or why it could not be read. Memory stays bounded."""
-        rest = iter(files)
-        batches = iter(lambda: list(itertools.islice(rest, batch_size)), [])
-        for results in ahead(self._run, batches, torch.get_num_threads()):
-            yield from results
-
-    def _run(self, files: Sequence[Readable]) -> list[Tensor | ImageError]:
-        read: list[Tensor | ImageError] = []
-        for file in files:
-            try:
-                picture = file if isinstance(file, str | Path) else file(mode=self.preprocess.mode)
-                read.append(self.pixels(picture))
-            except ImageError as error:
-                read.append(error)
-        good = [p for p in read if isinstance(p, Tensor)]
-        with torch.inference_mode():
-            logits = iter(self.logits(torch.stack(good))) if good else iter(())
-        return [next(logits) if isinstance(p, Tensor) else p for p in read]
+        """For each file, in order, its logits (K), or why it could not be read."""
+        return self.each(files, self.logits, batch_size)
 
 
 def find_class(labels: Sequence[str], said: str) -> int:

@@ -31,12 +31,12 @@ _WAYS_OUT = (
 
 def fetch(reference: str, *, cache: Path | None = None, endpoint: str | None = None) -> Path:
     """Bring the model `hf:owner/name[@revision]` here, unless it is here already, and return its folder."""
-    repo, revision = _parse(reference)
+    repo, revision = parse_reference(reference)
     from huggingface_hub import constants
 
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
     storage = Path(cache or constants.HF_HUB_CACHE).expanduser() / f"models--{repo.replace('/', '--')}"
-    _use_plain_http(endpoint)
+    use_plain_http(endpoint)
     try:
         return _fetch(repo, revision, storage, endpoint)
     except HubError:
@@ -45,7 +45,7 @@ def fetch(reference: str, *, cache: Path | None = None, endpoint: str | None = N
         raise HubError(_explain(error, repo, revision, storage, endpoint)) from error
 
 
-def _parse(reference: str) -> tuple[str, str]:
+def parse_reference(reference: str) -> tuple[str, str]:
     """Split a reference into repository and revision."""
     from huggingface_hub.utils import validate_repo_id
 
@@ -59,7 +59,7 @@ def _parse(reference: str) -> tuple[str, str]:
     return match[1], match[2] or "main"
 
 
-def _use_plain_http(endpoint: str) -> None:
+def use_plain_http(endpoint: str) -> None:
     """Keep to the plain protocol at any endpoint but the public hub.
 
     Mirrors repeat the hub's Xet headers without having its storage, and the library's question about the user agent

@@ -16,9 +16,12 @@ from ..errors import ConfigError, PatchwordError, Stopped
 from .fields import TAKEN, Kind, model_flags, run_flags, take_fields
 from .looking import inspect as see_through
 from .models import convert, evaluate, predict
+from .probing import probe
+from .publishing import card, push
 from .reading import Reading
 from .screen import say
 from .serving import serve
+from .studying import study
 from .training import base_config, doctor, quickstart, resume, train
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -27,11 +30,25 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "resume": resume,
     "predict": predict,
     "evaluate": evaluate,
+    "probe": probe,
     "convert": convert,
+    "card": card,
+    "push": push,
     "inspect": see_through,
     "serve": serve,
+    "study": study,
     "doctor": doctor,
 }
+MODEL_COMMANDS = (
+    "predict",
+    "evaluate",
+    "probe",
+    "convert",
+    "card",
+    "push",
+    "inspect",
+    "serve",
+)  # take fields of the model as flags
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,7 +87,7 @@ def known_fields(typed: list[str]) -> dict[str, Kind]:
     if typed[:1] == ["train"]:
         recipes = [word for word in typed[1:2] if not word.startswith("-")]
         return run_flags(base_config(recipes[0] if recipes else "finetune"))
-    return model_flags() if typed[:1] and typed[0] in ("predict", "evaluate", "convert", "inspect", "serve") else {}
+    return model_flags() if typed[:1] and typed[0] in MODEL_COMMANDS else {}
 
 
 def check_options(rest: list[str], fields: Iterable[str]) -> None:

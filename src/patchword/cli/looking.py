@@ -1,8 +1,5 @@
 """The command that sees through a model: inspect."""
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +7,13 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from ..errors import ConfigError, DataError, PatchwordError
 from .fields import STATISTICS, TAKEN
-from .reading import NOTHING, Flag, ModelReference, Reading, words
+from .reading import NOTHING, Flag, ModelReference, Reading, title_of, words
 from .screen import progress, report_unread, say
 
 if TYPE_CHECKING:
     from ..checkpoints import Checkpoint
     from ..inspection.exhibits import Subject
     from ..inspection.inspect import Found
-
-PAGE = "report.html"
 
 
 def inspect(
@@ -44,13 +39,14 @@ def inspect(
     """
     if most < 1:
         raise ConfigError(f"--most must be at least 1, not {most}.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not overwrite:
-        raise ConfigError(f"{out} exists already. Choose another name, or add --overwrite.")
     from ..classifier import Classifier, find_class
-    from ..inspection.exhibits import Subject
+    from ..figures.files import PAGE, require_room, write_page
+    from ..inspection.exhibits import NAMES, Subject
     from ..inspection.inspect import inspect as look
     from ..inspection.pictures import gather
+    from ..report.inspected import inspection_html
 
+    require_room(out, overwrite)
     classifier = Classifier(reading.read(model))
     pictures = gather(classifier, images, most)
     if images and not pictures.names:
@@ -61,7 +57,9 @@ def inspect(
     )
     with progress("looking", 11) as step:
         found = look(subject, lambda title: step())
-    write(out, model, subject, found)
+    notes = [*classifier.checkpoint.notes, *(reason for _, reason in pictures.unread)]
+    page = inspection_html(title_of(model), facts(subject, found), found.exhibits, notes)
+    write_page(out, page, found.exhibits, NAMES)
     say(f"wrote {out / PAGE} and {sum(e.draw is not None for e in found.exhibits)} figures")
     return report_unread(list(pictures.unread), len(pictures.names) + len(pictures.unread))
 
@@ -76,32 +74,6 @@ def before_resizing(model: str) -> "Checkpoint | None":
         return read_checkpoint(model, **{n: v for n, v in TAKEN.items() if n not in ("image_size", *STATISTICS)})
     except PatchwordError:  # only the image size made it readable
         return None
-
-
-def write(out: Path, model: str, subject: "Subject", found: "Found") -> None:
-    """All files at once: they are made beside the folder and moved into it when they are whole."""
-    from ..inspection.exhibits import NAMES
-    from ..inspection.inspect import write_exhibits
-    from ..report.inspected import inspection_html
-
-    workplace = None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        workplace = Path(tempfile.mkdtemp(prefix=".inspection.", dir=out))
-        write_exhibits(workplace, found.exhibits)
-        notes = [*subject.classifier.checkpoint.notes, *(reason for _, reason in subject.pictures.unread)]
-        page = inspection_html(Path(model).name, facts(subject, found), found.exhibits, notes)
-        (workplace / PAGE).write_text(page, encoding="utf-8")
-        for name in NAMES:  # of an earlier inspection
-            for ending in (".png", ".svg", ".npz"):
-                (out / f"{name}{ending}").unlink(missing_ok=True)
-        for path in workplace.iterdir():
-            os.replace(path, out / path.name)
-    except OSError as error:
-        raise DataError(f"{out} could not be written ({error.strerror or error}).") from None
-    finally:
-        if workplace is not None:
-            shutil.rmtree(workplace, ignore_errors=True)
 
 
 def facts(subject: "Subject", found: "Found") -> list[tuple[str, str]]:

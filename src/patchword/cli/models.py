@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ..errors import ConfigError
-from .reading import NOTHING, Flag, ModelReference, Reading, words
+from .reading import NOTHING, Flag, ModelReference, Reading, title_of, words
 from .screen import print_evaluation, print_predictions, progress, report_unread, say
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
+    from ..evaluation import Evaluation, Labelled
+    from ..evaluation.robustness import Robustness
 
 Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "torchvision", "deit", "dinov2"]
 
@@ -96,6 +98,8 @@ def evaluate(
     against: Annotated[str | None, words("MODEL")] = None,
     json: Flag = False,
     csv: Annotated[Path | None, words("FILE")] = None,
+    out: Annotated[Path | None, words("DIR")] = None,
+    corruptions: Flag = False,
     overwrite: Flag = False,
     batch_size: int = 16,
 ) -> int:
@@ -108,7 +112,9 @@ def evaluate(
         against: another model, for the same pictures: is the first really better?
         json: one JSON document on standard output, nothing else
         csv: write every prediction into a table
-        overwrite: replace the table if it is there
+        out: folder for a page: confusions, reliability diagram, classes, hardest mistakes
+        corruptions: also measure on pictures made worse in 15 ways, at five severities: 75 times the work
+        overwrite: replace the table and the page if they are there
         batch_size: pictures that go through the model together, on each core
     """
     if batch_size < 1:
@@ -119,21 +125,49 @@ def evaluate(
     from ..classifier import Classifier
     from ..evaluation import evaluate as measure
     from ..evaluation import labelled_pictures
+    from ..evaluation.robustness import robustness
     from ..evaluation.table import write_rows
+    from ..figures.files import require_room
 
+    if out:
+        require_room(out, overwrite)
     pictures = labelled_pictures(data)  # wrong data are told before the model is loaded
     classifier = Classifier(reading.read(model))
     other = Classifier(read_checkpoint(against)) if against else None
     with progress("evaluating", len(pictures) * (2 if other else 1)) as step:
         result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
+    robust = None
+    if corruptions:
+        with progress("making worse", len(pictures)) as step:
+            robust = robustness(classifier, pictures, step)
     if csv:
         write_rows(csv, result.rows)
         say(f"wrote {csv}")
+    if out:
+        write_evaluation_page(out, model, data, classifier, pictures, result, robust)
     if json:
-        print(json_format.dumps(result.to_json(), indent=2))
+        print(json_format.dumps(result.to_json() | ({"corruptions": robust.to_json()} if robust else {}), indent=2))
     else:
-        print_evaluation(result)
+        print_evaluation(result, robust)
     return report_unread(result.skipped, len(pictures))
+
+
+def write_evaluation_page(
+    out: Path, model: str, data: str, classifier: "Classifier", pictures: "list[Labelled]",
+    result: "Evaluation", robust: "Robustness | None",
+) -> None:  # fmt: skip
+    from ..evaluation.page import write_evaluation
+    from ..figures.files import PAGE
+
+    facts = [
+        ("model", title_of(model)),
+        ("kind", repr(classifier)),
+        ("data", f"{data}, {len(pictures):,} pictures"),
+        ("temperature", f"{classifier.checkpoint.temperature:g}"),
+        ("speed", f"{result.images_per_second:.1f} pictures per second"),
+    ]
+    write_evaluation(out, classifier, pictures, result, facts, robust)
+    say(f"wrote {out / PAGE}")
 
 
 def convert(

@@ -67,6 +67,13 @@ class Reading:
 NOTHING = Reading()
 
 
+def title_of(reference: str) -> str:
+    """What a page calls a model: the last part of its reference, but not the name that every weight file has."""
+    path = Path(reference)
+    plain = path.parent if path.stem in ("model", "pytorch_model") and path.parent.name else path
+    return plain.name
+
+
 def read_labels(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")

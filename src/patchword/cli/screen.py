@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..evaluation import Evaluation
+    from ..evaluation.robustness import Robustness
+    from ..probing import Probed
     from ..training import Outcome
 
 
@@ -48,7 +50,7 @@ def print_predictions(rows: list[dict[str, Any]]) -> None:
             print(f"  {score['probability']:7.2%}  {score['label']}")
 
 
-def print_evaluation(result: "Evaluation") -> None:
+def print_evaluation(result: "Evaluation", robust: "Robustness | None" = None) -> None:
     """Figures with their intervals; a line on the other model, if there is one."""
     figures, names = (
         result.figures,
@@ -63,7 +65,22 @@ def print_evaluation(result: "Evaluation") -> None:
         print(f"{short:9} {figures[name]:.4f}  ({low:.4f} to {high:.4f})")
     if result.comparison is not None:
         print(f"the other {result.comparison.first:.2%}: {result.comparison.verdict()}")
+    if robust is not None:
+        print_robustness(robust)
     say(f"{result.images_per_second:.1f} pictures per second")
+
+
+def print_robustness(robust: "Robustness") -> None:
+    """A line for each family, from the mildest severity to the worst."""
+    print(f"worse     {robust.mean:.2%}  (mean of {len(robust.accuracy)} corruptions at five severities)")
+    for name, values in robust.families().items():
+        print(f"  {name:7} " + "  ".join(f"{value:.2%}" for value in values))
+
+
+def print_probe(found: "Probed") -> None:
+    print(f"{found.classes} classes, learnt from {found.train:,} pictures, measured on {found.test:,}")
+    for name, accuracy, spread in found.rows():
+        print(f"{name:10} {accuracy:.2%}" + (f" +- {spread:.2%}" if spread is not None else ""))
 
 
 MOST_TOLD = 100  # reasons on the screen; --json and --csv have them all

@@ -21,6 +21,7 @@ class DataConfig(JsonConfig):
     val: str | None = None  # None: the data's own validation part, or else one that is split off the training part
     test: str | None = None  # None: the data's own test part, if there is one
     val_fraction: float = 0.1  # of the training part, where a validation part has to be split off
+    train_fraction: float = 1.0  # of the training part, behind that split, that is learnt from
     multi_label: bool = False  # several labels for a picture, each right or wrong by itself
     balanced: bool = False  # every class is shown equally often
     workers: int = 2  # threads that prepare batches ahead
@@ -28,6 +29,7 @@ class DataConfig(JsonConfig):
 
     def validate(self) -> None:
         self.require(0 < self.val_fraction < 1, "data.val_fraction must be above 0 and below 1.")
+        self.require(0 < self.train_fraction <= 1, "data.train_fraction must be above 0 and at most 1.")
         self.require(0 <= self.workers <= 256, "data.workers must be between 0 and 256.")
         self.require(self.memory >= 0, "data.memory must not be negative.")
 

@@ -41,7 +41,15 @@ def open_data(config: DataConfig, seed: int, saved: dict[str, Any] | None = None
         saved: the `split` of parts that were opened before, to get exactly those again. If the data have changed
             since, `DataError` says so.
     """
-    return completed(_parts(config), config.val_fraction, seed, saved)
+    return lessened(completed(_parts(config), config.val_fraction, seed, saved), config.train_fraction, seed)
+
+
+def lessened(parts: Parts, fraction: float, seed: int) -> Parts:
+    """The same parts with fewer pictures to learn from, about as many of each class; the rest is left out."""
+    if fraction == 1:
+        return parts
+    _, chosen = stratified_split(parts.train.targets, fraction, seed)
+    return dataclasses.replace(parts, train=parts.train.subset(chosen))
 
 
 def completed(parts: Parts, fraction: float, seed: int, saved: dict[str, Any] | None = None) -> Parts:

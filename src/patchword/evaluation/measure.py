@@ -36,6 +36,7 @@ class Evaluation:
     skipped: list[tuple[str, str]]  # name and reason
     images_per_second: float
     rows: list[dict[str, Any]]  # name, true, predicted, probability and loss of each picture
+    tally: Tally
     comparison: Comparison | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def evaluate(
         comparison = compare(other.right, tally.right)
     figures, intervals = tally.detailed(classifier.checkpoint.config.num_classes)
     per_class = tally.per_class(classifier.labels)
-    return Evaluation(figures, intervals, per_class, skipped, len(pictures) / seconds, rows, comparison)
+    return Evaluation(figures, intervals, per_class, skipped, len(pictures) / seconds, rows, tally, comparison)
 
 
 def graded(

@@ -1,6 +1,6 @@
 """What an inspection shows: first what the weights alone tell, then what the model does with pictures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint
 from ..classifier import Classifier
+from ..figures.exhibit import Exhibit
 from ..models import ViT
 from ..models.resnet import FeatureMap
 from .distance import attention_reach
-from .exhibit import Exhibit
 from .explain import BY_CLASS, default_method, explain, methods_for
 from .filters import embedding_filters
 from .looking import head_attention
@@ -31,6 +31,7 @@ NAMES += ("trust", "norms", "similarity", "colours")
 BATCH = 8  # images that go through the model together
 DRAWN = 4  # pictures in a figure of overlays
 CLASSES = 3  # "why this one?" is asked of so many
+JUDGED = 6  # pictures of the deletion and insertion curves, which cost most of an inspection's time
 RUINED = 2  # pictures of the randomisation check
 NO_ATTENTION = "A ResNet has no tokens and no attention, so there is nothing to draw here."
 NO_BLOCKS = "A model without blocks has no attention, so there is nothing to draw here."
@@ -98,11 +99,21 @@ def exhibits(subject: Subject) -> Iterator[Exhibit]:
         yield make(subject)
 
 
-def why_not(model: ViT | FeatureMap) -> str:
-    """Why a figure of attention cannot be drawn; empty if it can."""
-    if not isinstance(model, ViT):
-        return NO_ATTENTION
-    return "" if model.config.depth else NO_BLOCKS
+def of_attention(name: str, title: str) -> Callable[[Callable[..., Exhibit]], Callable[[Subject], Exhibit]]:
+    """The decorated maker is called for models that have blocks; for others the exhibit says why it is absent."""
+
+    def decorate(make: Callable[..., Exhibit]) -> Callable[[Subject], Exhibit]:
+        def made(subject: Subject) -> Exhibit:
+            model = subject.model
+            if not isinstance(model, ViT):
+                return Exhibit.absent(name, title, NO_ATTENTION)
+            if not model.config.depth:
+                return Exhibit.absent(name, title, NO_BLOCKS)
+            return make(subject, model, partial(Exhibit, name, title))
+
+        return made
+
+    return decorate
 
 
 def filters_exhibit(subject: Subject) -> Exhibit:
@@ -148,11 +159,8 @@ def positions_exhibit(subject: Subject) -> Exhibit:
     return Exhibit(name, title, seen, paper, partial(positions_figure, panels), arrays)
 
 
-def reach_exhibit(subject: Subject) -> Exhibit:
-    name, title = "attention_distance", "How far attention reaches"
-    model = subject.model
-    if not isinstance(model, ViT) or not model.config.depth:
-        return Exhibit.absent(name, title, why_not(model))
+@of_attention("attention_distance", "How far attention reaches")
+def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.reach import reach_figure
 
     reach = attention_reach(model, subject.batches())
@@ -167,14 +175,11 @@ def reach_exhibit(subject: Subject) -> Exhibit:
     )
     paper += "all reach far. Behind a ResNet or convolutions the lowest layers have less need of near heads."
     arrays = {"distance": reach.distance, "entropy": reach.entropy}
-    return Exhibit(name, title, seen, paper, partial(reach_figure, reach), arrays)
+    return exhibit(seen, paper, partial(reach_figure, reach), arrays)
 
 
-def walk_exhibit(subject: Subject) -> Exhibit:
-    name, title = "walk", "One image's way through the model"
-    model = subject.model
-    if not isinstance(model, ViT) or not model.config.depth:
-        return Exhibit.absent(name, title, why_not(model))
+@of_attention("walk", "One image's way through the model")
+def walk_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.walk import walk_figure
 
     walk = walk_through(model, subject.pictures.pixels[0].numpy(), subject.images[0])
@@ -184,7 +189,7 @@ def walk_exhibit(subject: Subject) -> Exhibit:
     draw = partial(walk_figure, walk, scores, reader(model), looker(model), model.config)
     paper = "The paper's Figure 1, with the numbers of this very picture."
     arrays = {"embedded": walk.embedded, "entering": walk.entering, "attention": walk.attention, "logits": walk.logits}
-    return Exhibit(name, title, seen, paper, draw, arrays)
+    return exhibit(seen, paper, draw, arrays)
 
 
 def reader(model: ViT) -> str:
@@ -200,11 +205,8 @@ def looker(model: ViT) -> str:
     return "the patches, on average" if model.config.pooling in ("average", "attention") else reader(model)
 
 
-def heads_exhibit(subject: Subject) -> Exhibit:
-    name, title = "heads", "Every layer and head"
-    model = subject.model
-    if not isinstance(model, ViT) or not model.config.depth:
-        return Exhibit.absent(name, title, why_not(model))
+@of_attention("heads", "Every layer and head")
+def heads_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.looking import heads_figure
 
     maps = head_attention(model, subject.images[:1])[0].cpu().numpy()
@@ -214,7 +216,7 @@ def heads_exhibit(subject: Subject) -> Exhibit:
     )
     if len(maps) > model.config.depth:
         seen += " The last row is what the probe of the pool looks at."
-    return Exhibit(name, title, seen, "", partial(heads_figure, maps, names), {"maps": maps})
+    return exhibit(seen, "", partial(heads_figure, maps, names), {"maps": maps})
 
 
 def methods_exhibit(subject: Subject) -> Exhibit:
@@ -263,7 +265,7 @@ def trust_exhibit(subject: Subject) -> Exhibit:
         return Exhibit.absent(name, title, NO_BLOCKS)
     from .drawing.trust import trust_figure
 
-    model, images, classes = subject.model, subject.images, subject.classes
+    model, images, classes = subject.model, subject.images[:JUDGED], subject.classes[:JUDGED]
     found: dict[str, np.ndarray] = {method: explain(model, images, classes, method) for method in methods}
     found[RANDOM] = random_maps(found[methods[0]].shape)
     several = subject.classifier.checkpoint.several
@@ -299,11 +301,8 @@ def row(name: str, curves: Curves, kept: list[float] | None) -> tuple[str, ...]:
     return (name, f"{deletion:.3f}", f"{insertion:.3f}", f"{insertion - deletion:.3f}", *alike)
 
 
-def norms_exhibit(subject: Subject) -> Exhibit:
-    name, title = "norms", "Length of the tokens"
-    model = subject.model
-    if not isinstance(model, ViT) or not model.config.depth:
-        return Exhibit.absent(name, title, why_not(model))
+@of_attention("norms", "Length of the tokens")
+def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.tokens import norms_figure
     from .drawing.walk import as_picture
 
@@ -314,14 +313,11 @@ def norms_exhibit(subject: Subject) -> Exhibit:
         seen = f"In the first picture, at the worst stage, {worst:.1%} of the tokens have over three times the median."
     seen += " Large models tend to keep global notes in a few long tokens of dull patches; registers cure that."
     view = as_picture(subject.pictures.pixels[0].numpy())
-    return Exhibit(name, title, seen, "", partial(norms_figure, view, norms), {"norms": norms})
+    return exhibit(seen, "", partial(norms_figure, view, norms), {"norms": norms})
 
 
-def similarity_exhibit(subject: Subject) -> Exhibit:
-    name, title = "similarity", "One patch against all others"
-    model = subject.model
-    if not isinstance(model, ViT) or not model.config.depth:
-        return Exhibit.absent(name, title, why_not(model))
+@of_attention("similarity", "One patch against all others")
+def similarity_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.tokens import similarity_figure
     from .drawing.walk import as_picture
 
@@ -331,14 +327,11 @@ def similarity_exhibit(subject: Subject) -> Exhibit:
     seen = "Cosine of the framed patch with every other, after the last block: what the model takes for the same thing."
     view = as_picture(subject.pictures.pixels[0].numpy())
     arrays = {f"row{r}_column{c}": values for (r, c), values in maps}
-    return Exhibit(name, title, seen, "", partial(similarity_figure, view, maps), arrays)
+    return exhibit(seen, "", partial(similarity_figure, view, maps), arrays)
 
 
-def colours_exhibit(subject: Subject) -> Exhibit:
-    name, title = "colours", "What patches have in common"
-    model = subject.model
-    if not isinstance(model, ViT) or not model.config.depth:
-        return Exhibit.absent(name, title, why_not(model))
+@of_attention("colours", "What patches have in common")
+def colours_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.tokens import colours_figure
     from .drawing.walk import as_picture
 
@@ -348,4 +341,4 @@ def colours_exhibit(subject: Subject) -> Exhibit:
         "The three strongest directions among the last block's patches of all these pictures, as red, green and blue: "
     )
     seen += "one colour, one meaning, across pictures."
-    return Exhibit(name, title, seen, "", partial(colours_figure, views, colours), {"colours": colours})
+    return exhibit(seen, "", partial(colours_figure, views, colours), {"colours": colours})

@@ -1,18 +1,12 @@
-"""An inspection from start to end: exhibits made, their figures and arrays written to a folder."""
+"""An inspection from start to end: all exhibits made, and what that cost."""
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
-from .drawing.theme import LIGHT, drawn_in
-from .exhibit import Exhibit
+from ..figures.exhibit import Exhibit
 from .exhibits import Subject, exhibits
-
-DPI = 160
 
 
 @dataclass(frozen=True)
@@ -32,18 +26,6 @@ def inspect(subject: Subject, on_exhibit: Callable[[str], object] = lambda title
         made.append(exhibit)
         on_exhibit(exhibit.title)
     return Found(tuple(made), time.perf_counter() - start, peak_memory())
-
-
-def write_exhibits(folder: Path, made: Sequence[Exhibit]) -> None:
-    """NAME.png, NAME.svg and NAME.npz for each exhibit that was drawn."""
-    for exhibit in made:
-        if exhibit.draw is None:
-            continue
-        with drawn_in(LIGHT):
-            figure = exhibit.draw()
-            figure.savefig(folder / f"{exhibit.name}.png", dpi=DPI)
-            figure.savefig(folder / f"{exhibit.name}.svg", metadata={"Date": None})
-        np.savez_compressed(folder / f"{exhibit.name}.npz", **exhibit.arrays)  # type: ignore[arg-type]
 
 
 def peak_memory() -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from ..data.visible import visible
-from .content import Report, wilson
+from .content import Graded, wilson
 from .pictures import data_uri
 from .text import count, escape, name, percent, plural, shortened, width
 
@@ -25,7 +25,7 @@ def strength(share: np.ndarray) -> np.ndarray:
     return np.where(share > 0, 0.1 + 0.9 * np.sqrt(share), 0.0)
 
 
-def confusion(report: Report) -> str:
+def confusion(report: Graded) -> str:
     """The picture and the most frequent mistakes; nothing where several labels may be right."""
     if report.confusion is None or not report.confusion.sum():
         return ""
@@ -131,7 +131,7 @@ def pairs_table(pairs: list[tuple[str, str, int, int]]) -> str:
     return f'<div class="pairs scroll"><h3>Most confused</h3>{listing(head, rows)}</div>'
 
 
-def class_table(report: Report) -> str:
+def class_table(report: Graded) -> str:
     """The accuracy of each class with its interval, worst first; if there are many, the better ones are folded away."""
     scores = report.class_scores()
     if not scores:

@@ -24,37 +24,20 @@ class Mistake:
     loss: float
 
 
-@dataclass(frozen=True)
-class Report:
-    """Everything that the page is made of."""
+@dataclass(frozen=True, kw_only=True)
+class Graded:
+    """How a model did on labelled pictures."""
 
-    title: str
-    config: Config | Mapping[str, Any]  # or its JSON
-    metrics: Sequence[Row]  # the rows of metrics.jsonl
     labels: Sequence[str]
-    part: str  # "val" or "test": what `figures` and everything below was measured on
     figures: Mapping[str, float]  # top1, top5, nll, ece, n; multi-label: map, f1, n
     confusion: np.ndarray | None = None  # (K, K) counts: rows are true, columns predicted; None for multi-label
     per_class: Sequence[Row] = ()  # label, n and top1 (or ap) of each class; empty: from the confusion
     mistakes: Sequence[Mistake] = ()  # the hardest first
-    parameters: int | None = None
-    samples: Mapping[str, int] = field(default_factory=dict)  # pictures in each part
-    notes: Sequence[str] = ()  # what was skipped, where the data came from
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float | None = None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.config.to_json() if isinstance(self.config, Config) else dict(self.config)
 
     @property
     def headline(self) -> str:
         """The name of the one number that matters."""
         return "map" if "map" in self.figures else "top1"
-
-    def rows(self, kind: str) -> list[Row]:
-        return [row for row in self.metrics if row.get("kind") == kind]
 
     def class_scores(self) -> list[tuple[str, int, float]]:
         """(label, pictures, score) of each class that occurred, the worst first."""
@@ -88,6 +71,29 @@ class Report:
         if self.confusion is None or not self.confusion.sum():
             return None
         return float(self.confusion.sum(axis=1).max() / self.confusion.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Graded):
+    """Everything that the page of a training run is made of."""
+
+    title: str
+    config: Config | Mapping[str, Any]  # or its JSON
+    metrics: Sequence[Row]  # the rows of metrics.jsonl
+    part: str  # "val" or "test": what was graded
+    parameters: int | None = None
+    samples: Mapping[str, int] = field(default_factory=dict)  # pictures in each part
+    notes: Sequence[str] = ()  # what was skipped, where the data came from
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.config.to_json() if isinstance(self.config, Config) else dict(self.config)
+
+    def rows(self, kind: str) -> list[Row]:
+        return [row for row in self.metrics if row.get("kind") == kind]
 
 
 def wilson(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:

@@ -1,18 +1,11 @@
-"""The page of an inspection: each figure with a sentence on what one sees and one on what the paper saw."""
+"""The page of an inspection."""
 
-import io
 from collections.abc import Sequence
 
-import numpy as np
-from PIL import Image
-
-from ..inspection.drawing.theme import DARK, LIGHT, Theme, drawn_in
-from ..inspection.exhibit import Exhibit
+from ..figures.exhibit import Exhibit
 from .document import document, notes_list, section
-from .pictures import data_uri
+from .exhibited import shown
 from .text import escape, table
-
-DPI, WIDE = 110, 700
 
 
 def inspection_html(
@@ -20,48 +13,8 @@ def inspection_html(
 ) -> str:
     """`facts` are lines about the model, of plain text."""
     body = table([(escape(key), escape(value)) for key, value in facts])
-    body += "".join(section(escape(each.title), figure(each), lead=each.seen) for each in exhibits if each.draw)
+    body += shown(exhibits)
     absent = [f"{each.title}: {each.seen}" for each in exhibits if each.draw is None]
     body += section("What does not apply to this model", notes_list(absent))
     body += section("Notes", notes_list(notes))
     return document(title, "patchword inspection", body)
-
-
-def figure(exhibit: Exhibit) -> str:
-    """The figure in two colourings, of which the browser takes the one that suits; its table; and the paper's word."""
-    (dark, _), (light, width) = (picture(exhibit, theme) for theme in (DARK, LIGHT))
-    source = f'<source media="screen and (prefers-color-scheme:dark)" srcset="{dark}">'
-    look = ' class="wide"' if width > WIDE else ""  # on a phone it is scrolled, since shrunk it could not be read
-    image = f'<img{look} src="{light}" alt="{escape(exhibit.title)}. {escape(exhibit.seen)}">'
-    paper = f"<p>{escape(exhibit.paper)}</p>" if exhibit.paper else ""
-    drawn = f'<figure class="drawn"><div class="scroll"><picture>{source}{image}</picture></div>{paper}</figure>'
-    return drawn + listing(exhibit.table)
-
-
-def picture(exhibit: Exhibit, theme: Theme) -> tuple[str, int]:
-    """Drawn anew: a data URI, and its width in pixels."""
-    assert exhibit.draw is not None
-    file = io.BytesIO()
-    with drawn_in(theme):
-        exhibit.draw().savefig(file, format="png", dpi=DPI)
-    file.seek(0)
-    image = Image.open(file).convert("RGB")
-    return data_uri(image, "PNG" if few_colours(image) else "JPEG"), image.width
-
-
-def few_colours(image: Image.Image) -> bool:
-    """Lines and flat tiles, which PNG keeps sharp and small; photographs go to JPEG."""
-    pixels = np.asarray(image).reshape(-1, 3)[::7]
-    return len(np.unique(pixels, axis=0)) < 6000
-
-
-def listing(rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
-    lines = "".join("<tr>" + "".join(cells(line)) + "</tr>" for line in rows[1:])
-    return f'<div class="scroll"><table class="list"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
-
-
-def cells(line: Sequence[str]) -> list[str]:
-    return [f"<td>{escape(line[0])}</td>", *(f'<td class="number">{escape(cell)}</td>' for cell in line[1:])]

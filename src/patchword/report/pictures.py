@@ -6,7 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from .content import Mistake, Report
+from .content import Graded, Mistake
 from .text import escape, name, percent
 
 MOST_MISTAKES = 36
@@ -16,11 +16,11 @@ SMALL = 96  # up to here pixels are kept exactly, and shown as squares
 
 def data_uri(picture: Image.Image, kind: str) -> str:
     file = io.BytesIO()
-    picture.save(file, kind, **({"quality": 82} if kind == "JPEG" else {"optimize": True}))
+    picture.save(file, kind, **({"quality": 82} if kind == "JPEG" else {"compress_level": 6}))
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def mistakes_grid(report: Report) -> str:
+def mistakes_grid(report: Graded) -> str:
     return f'<div class="mistakes">{"".join(map(card, report.mistakes[:MOST_MISTAKES]))}</div>'
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from .content import Report, number, wilson
+from .content import Graded, Report, number, wilson
 from .text import count, duration, escape, name, percent, plural, table
 
 PARTS = {"val": "validation", "test": "test"}
@@ -29,7 +29,7 @@ def hero(report: Report) -> str:
     return f'<div class="hero"><div class="big">{percent(score)}</div><div>{about}</div>{scale}</div>\n'
 
 
-def accuracy_scale(report: Report, score: float, low: float, high: float) -> str:
+def accuracy_scale(report: Graded, score: float, low: float, high: float) -> str:
     """From 0 to 100%: the score, its interval, and what guessing would give."""
     marks = f'<i></i><s style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></s>'
     marks += f'<b style="left:{100 * score:.2f}%"></b>'
@@ -41,7 +41,7 @@ def accuracy_scale(report: Report, score: float, low: float, high: float) -> str
     return f'<div class="scale" role="img" aria-label="{percent(score)} on a scale to 100%">{marks}</div>'
 
 
-def tiles(report: Report) -> str:
+def tiles(report: Graded) -> str:
     figures = report.figures
     known = {
         "top5": ("among the five best guesses", percent),

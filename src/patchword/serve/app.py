@@ -8,7 +8,7 @@ from typing import Annotated, Any, TextIO
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 
 from .. import __version__
 from ..checkpoints import Checkpoint, read_checkpoint
@@ -32,6 +32,7 @@ PATHS |= {"/healthz", "/readyz", "/metrics"}
 
 REFUSALS = {400: "not understood", 401: "no token", 408: "too slow", 413: "too large", 415: "not read here"}
 REFUSALS |= {422: "no picture, or one that cannot be read", 503: "too busy", 504: "took too long"}
+FILE = {"type": "string", "format": "binary"}
 PICTURES: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -39,11 +40,11 @@ PICTURES: dict[str, Any] = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                    "properties": {"file": {"type": "array", "minItems": 1, "items": FILE}},
                     "required": ["file"],
                 }
             },
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "application/octet-stream": {"schema": FILE},
             "application/json": {
                 "schema": {
                     "type": "object",
@@ -144,7 +145,7 @@ def add_house(app: FastAPI, meters: Meters) -> None:
         is_ready = service_of(request).ready
         return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(meters.text(), media_type="text/plain; version=0.0.4")

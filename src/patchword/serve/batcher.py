@@ -38,7 +38,7 @@ class Batcher:
         self.closing = False
         self.task = asyncio.create_task(self.run())
 
-    def admit(self, count: int) -> None:
+    def check_room(self, count: int) -> None:
         """Before anything is spent on a request: is there room for its pictures?"""
         if self.closing:
             raise busy("The server is about to stop.")
@@ -47,6 +47,9 @@ class Batcher:
         if self.inside + count > self.limits.queue:
             self.meters.refused.inc()
             raise busy(f"{self.inside} pictures are waiting already.")
+
+    def admit(self, count: int) -> None:
+        self.check_room(count)
         self.inside += count
         self.meters.inside.set(self.inside)
 

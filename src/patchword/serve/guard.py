@@ -67,6 +67,8 @@ class Guard:
             self.check_token(headers, path)
             body = await self.read(headers, receive)
             held = len(body)
+            if scope["method"] == "POST":
+                self.check_room(scope)
             await self.app(scope, replayed(body, receive), answer)
         except Problem as problem:
             if not status:
@@ -89,6 +91,12 @@ class Guard:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self.token.encode()):
             raise Problem(401, "Send the header Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
+
+    def check_room(self, scope: Scope) -> None:
+        """Refuses here, where it is cheap, what would be refused anyway: the time is the model's."""
+        service = getattr(scope["app"].state, "service", None)
+        if service is not None:
+            service.batcher.check_room(1)
 
     async def read(self, headers: Headers, receive: Receive) -> bytes:
         announced = headers.get("content-length", "0")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..config import Config
-from ..data.open import completed, open_data
+from ..data.open import completed, lessened, open_data
 from ..data.readable import require_readable
 from ..data.sources import Parts
 from ..errors import ConfigError, Stopped, TrainingError
@@ -88,7 +88,8 @@ def resume(
 
 def open_parts(config: Config, parts: Parts | None, saved: dict[str, Any] | None) -> Parts:
     if parts is not None:
-        return completed(parts, config.data.val_fraction, config.seed, saved)
+        whole = completed(parts, config.data.val_fraction, config.seed, saved)
+        return lessened(whole, config.data.train_fraction, config.seed)
     if not config.data.source:
         raise ConfigError("No data: give them after the recipe, as in `patchword train finetune --data.source photos`.")
     return open_data(config.data, config.seed, saved)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ...data.visible import visible
-from .theme import MAP, bare, mosaic, new_figure, show, stretched, theme
+from ...figures.theme import MAP, bare, mosaic, new_figure, show, stretched, theme
 
 LONGEST = 420  # pixels of a picture's longer side in a figure
 HIGHEST = 15.0  # inches

@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from ...figures.theme import new_figure, plotted, theme
 from ..distance import Reach
-from .theme import new_figure, plotted, theme
 
 
 def reach_figure(reach: Reach) -> Figure:

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from ...figures.theme import MAP, bare, new_figure, theme
 from .looking import thumbnail
-from .theme import MAP, bare, new_figure, theme
 
 MOST_LAYERS = 8
 

@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from ...figures.theme import new_figure, plotted, theme
 from ..trust import RANDOM, Curves
-from .theme import new_figure, plotted, theme
 
 
 def trust_figure(curves: dict[str, Curves]) -> Figure:

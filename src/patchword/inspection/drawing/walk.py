@@ -8,9 +8,9 @@ from matplotlib.figure import Figure, SubFigure
 from PIL import Image
 
 from ...config import ViTConfig
+from ...figures.theme import MAP, bare, mosaic, new_figure, show, theme
 from ..walk import Walk
 from .looking import short, thumbnail
-from .theme import MAP, bare, mosaic, new_figure, show, theme
 
 SEQUENCE, DIMENSIONS, MOST_BLOCKS = 14, 96, 12
 

@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from ...figures.theme import MAP, bare, mosaic, new_figure, show, stretched
 from ..filters import Filters
-from .theme import MAP, bare, mosaic, new_figure, show, stretched
 
 MOST_RAW = 768
 MOST_POSITIONS = 14  # maps along a side; of larger grids every second, third ... position is shown

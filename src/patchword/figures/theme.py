@@ -81,6 +81,8 @@ def new_figure(width: float, height: float) -> Figure:
 def bare(axes: Axes, title: str = "", size: float = 11.0) -> Axes:
     """An axes for a picture: no frame, no ticks."""
     axes.set_axis_off()
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_visible(False)  # an axis that is only off is still measured for the layout
     if title:
         axes.set_title(title, fontsize=size, color=theme().ink)
     return axes

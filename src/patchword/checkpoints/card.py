@@ -1,0 +1,109 @@
+"""A model card in the hub's form: only what the checkpoint itself says, and what a reader needs to use it."""
+
+import json
+from typing import Any
+
+from .. import __version__
+from ..config import ViTConfig
+from .checkpoint import Checkpoint
+
+MOST_LABELS = 50
+FIGURES = {"top1": "accuracy", "map": "mean average precision", "f1": "F1", "nll": "negative log-likelihood"}
+FIGURES |= {"ece": "expected calibration error", "brier": "Brier score"}
+
+
+def model_card(checkpoint: Checkpoint, name: str) -> str:
+    """Markdown behind a YAML head. `name` is what the model is called, e.g. owner/name."""
+    facts = checkpoint.provenance
+    parts = [front_matter(checkpoint, name), f"# {name.rpartition('/')[2]}", what_it_is(checkpoint)]
+    parts += [measured(facts.get("metrics")), how_to_use(checkpoint, name), how_made(facts), limits(checkpoint)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def front_matter(checkpoint: Checkpoint, name: str) -> str:
+    """Strings are written as JSON, which YAML reads."""
+    kind = "vit" if isinstance(checkpoint.config, ViTConfig) else "resnet"
+    lines = ["---", "library_name: patchword", "tags:", "- vision", f"- {kind}"]
+    if checkpoint.config.num_classes:
+        lines.insert(2, "pipeline_tag: image-classification")
+    data, figures = checkpoint.provenance.get("data"), plain_figures(checkpoint.provenance.get("metrics"))
+    if data and figures:
+        lines += ["model-index:", f"- name: {json.dumps(name.rpartition('/')[2])}", "  results:"]
+        for part, values in figures.items():
+            lines += ["  - task:", "      type: image-classification", "    dataset:"]
+            lines += [f"      name: {json.dumps(str(data))}", f"      type: {json.dumps(str(data))}"]
+            lines += [f"      split: {json.dumps(part)}", "    metrics:"]
+            for figure, value in values.items():
+                lines += [f"    - type: {json.dumps(FIGURES[figure])}", f"      value: {value:.6g}"]
+    return "\n".join([*lines, "---"])
+
+
+def plain_figures(metrics: Any) -> dict[str, dict[str, float]]:
+    """Part: figure: value; what else the metrics hold is left out."""
+    if not isinstance(metrics, dict):
+        return {}
+    known = {
+        part: {n: float(v) for n, v in values.items() if n in FIGURES and isinstance(v, int | float)}
+        for part, values in metrics.items()
+        if isinstance(values, dict)
+    }
+    return {part: values for part, values in known.items() if values}
+
+
+def what_it_is(checkpoint: Checkpoint) -> str:
+    config, count = checkpoint.config, sum(t.numel() for t in checkpoint.tensors.values())
+    size = " x ".join(map(str, config.image_size))
+    if isinstance(config, ViTConfig):
+        patch = " x ".join(map(str, config.patch_size))
+        stem = f", behind a {config.stem} stem" if config.stem != "linear" else ""
+        shape = f"Vision Transformer: {config.depth} blocks of width {config.embed_dim}, {config.num_heads} heads, "
+        shape += f"patches of {patch} pixels{stem}"
+    else:
+        shape = f"ResNet with {', '.join(map(str, config.layers))} units"
+    said = f"A {shape}; {count:,} numbers. It sees pictures at {size} pixels"
+    if not config.num_classes:
+        return f"{said} and gives features; it has no head."
+    said += f" and tells {config.num_classes} classes apart"
+    labels = checkpoint.labels
+    listed = f": {', '.join(labels)}." if labels and len(labels) <= MOST_LABELS else "."
+    heat = checkpoint.temperature
+    tail = f" Its logits are divided by {heat:g} (fitted on validation pictures) to make confidence honest."
+    return said + listed + (tail if heat != 1.0 else "")
+
+
+def measured(metrics: Any) -> str:
+    figures = plain_figures(metrics)
+    if not figures:
+        return "## Figures\n\nNone are recorded with these weights."
+    names = [n for n in FIGURES if any(n in values for values in figures.values())]
+    lines = ["| part | pictures | " + " | ".join(FIGURES[n] for n in names) + " |", "|---" * (len(names) + 2) + "|"]
+    for part, values in figures.items():
+        n = metrics[part].get("n")
+        cells = [f"{values[name]:.4f}" if name in values else "" for name in names]
+        lines.append(f"| {part} | {n if n is not None else ''} | " + " | ".join(cells) + " |")
+    return "## Figures\n\n" + "\n".join(lines)
+
+
+def how_to_use(checkpoint: Checkpoint, name: str) -> str:
+    if not checkpoint.config.num_classes:
+        return f'## Use\n\n```python\nimport patchword as pw\n\nmodel = pw.load("hf:{name}")\n```'
+    code = f'import patchword as pw\n\nprint(pw.Classifier.load("hf:{name}")("photo.jpg").label)'
+    return f"## Use\n\n```\npatchword predict hf:{name} photo.jpg\n```\n\n```python\n{code}\n```"
+
+
+def how_made(facts: dict[str, Any]) -> str:
+    words = {"run": "recipe", "init": "started from", "data": "data", "seed": "seed", "epoch": "epochs"}
+    words |= {"steps": "steps", "seconds": "seconds of training", "source": "source"}
+    lines = [f"- {said}: {facts[key]}" for key, said in words.items() if facts.get(key) not in (None, "", {})]
+    versions = facts.get("versions")
+    if isinstance(versions, dict):
+        lines.append("- versions: " + ", ".join(f"{k} {v}" for k, v in versions.items()))
+    return "## How it was made\n\n" + "\n".join(lines) if lines else ""
+
+
+def limits(checkpoint: Checkpoint) -> str:
+    said = "It knows only the classes above, and answers with one of them whatever it is shown. Measure it on your own "
+    said += "pictures (`patchword evaluate`) before you rely on it."
+    if not checkpoint.config.num_classes:
+        said = "Features carry whatever the training pictures had in common, wanted or not."
+    return f"## Limits\n\n{said}\n\nWritten by patchword {__version__} from the model's own record."

@@ -1,0 +1,47 @@
+"""A model to a hub: the folder that `hf:owner/name` reads again, with its card as README.md."""
+
+import tempfile
+from pathlib import Path
+
+from ..errors import HubError
+from .card import model_card
+from .checkpoint import Checkpoint
+from .folder import write_folder
+from .hub import parse_reference, use_plain_http
+
+
+def push(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint: str | None = None) -> str:
+    """Makes the repository if it is not there, and sends everything in one commit; returns its address.
+
+    huggingface_hub sends: HF_TOKEN and HF_ENDPOINT work as documented there.
+    """
+    repo, revision = parse_reference(target)
+    from huggingface_hub import HfApi, constants
+
+    endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+    use_plain_http(endpoint)
+    api = HfApi(endpoint=endpoint)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        write_folder(folder, checkpoint)
+        (folder / "README.md").write_text(model_card(checkpoint, repo), encoding="utf-8")
+        try:
+            api.create_repo(repo, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repo, folder_path=folder, revision=revision, commit_message="Upload with patchword"
+            )
+        except Exception as error:  # the library lets through what its HTTP client or its parser raises
+            raise HubError(refusal(error, repo, endpoint)) from error
+    return f"{endpoint}/{repo}"
+
+
+def refusal(error: Exception, repo: str, endpoint: str) -> str:
+    """What went wrong, and what to do."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 401 or type(error).__name__ == "LocalTokenNotFoundError":
+        return f"{endpoint} does not know who you are. Set HF_TOKEN to a token of yours that may write."
+    if status == 403:
+        return f"{endpoint} does not let this token write to {repo}. Make one that may, or choose a name of yours."
+    reason = str(error).strip().partition("\n")[0]
+    said = f"Could not send {repo} to {endpoint} ({type(error).__name__}: {reason})."
+    return f"{said} Nothing was published, unless the hub says otherwise; run the command again to try once more."

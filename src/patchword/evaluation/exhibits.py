@@ -1,0 +1,79 @@
+"""Figures of an evaluation: how far confidence can be trusted, and what is left when pictures get worse."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..figures.exhibit import Exhibit
+from .calibration import equal_width
+from .corruptions import SEVERITIES
+from .robustness import Robustness
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .calibration import Bin
+
+
+def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float) -> Exhibit:
+    bins = equal_width(confidences, right)
+    sure, correct = float(confidences.mean()), float(right.mean())
+    mood = "about as sure as it may be"
+    if abs(sure - correct) > 0.01:
+        mood = "too sure of itself" if sure > correct else "too modest"
+    seen = f"On average it says {sure:.1%} and is right in {correct:.1%} of cases: {mood}. The mean gap over the bins, "
+    seen += (
+        f"the calibration error, is {100 * error:.1f} points. On the diagonal, 93% sure means right in 93% of cases."
+    )
+    arrays = {
+        "confidence": np.array([b.confidence for b in bins]),
+        "accuracy": np.array([b.accuracy for b in bins]),
+        "count": np.array([b.count for b in bins]),
+    }
+    draw = partial(reliability_figure, bins)
+    return Exhibit("reliability", "Does it know what it knows?", seen, "", draw, arrays)
+
+
+def reliability_figure(bins: "list[Bin]") -> "Figure":
+    from ..figures.theme import new_figure, plotted, theme
+
+    figure = new_figure(6.4, 5.6)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    plotted(top, "accuracy against confidence", "", "right")
+    top.plot([0, 1], [0, 1], color=theme().soft, linewidth=1, linestyle="--")
+    confidence, accuracy, count = (np.array([getattr(b, n) for b in bins]) for n in ("confidence", "accuracy", "count"))
+    reach = 1.96 * np.sqrt(np.maximum(accuracy * (1 - accuracy), 0.25 / np.maximum(count, 1)) / count)
+    top.errorbar(confidence, accuracy, yerr=reach, color=theme().series[0], marker="o", capsize=3, linewidth=1.6)
+    top.set(xlim=(0, 1), ylim=(0, 1.02))
+    plotted(bottom, "", "confidence", "pictures")
+    bottom.bar(confidence, count, width=0.045, color=theme().series[0], alpha=0.6)
+    return figure
+
+
+def robustness_exhibit(found: Robustness) -> Exhibit:
+    """A line for each family, and a table of all."""
+    worst = min(found.accuracy, key=lambda name: float(np.mean(found.accuracy[name])))
+    seen = f"Clean {found.clean:.1%}; the mean over {len(found.accuracy)} corruptions at five severities is "
+    seen += f"{found.mean:.1%}, over {found.n:,} pictures. Worst: {worst.replace('_', ' ')}."
+    rows = [
+        (name.replace("_", " "), *(f"{100 * value:.1f}" for value in values), f"{100 * np.mean(values):.1f}")
+        for name, values in found.accuracy.items()
+    ]
+    head = ("accuracy, %", *(f"severity {s}" for s in SEVERITIES), "mean")
+    arrays = {name: np.array(values) for name, values in found.accuracy.items()}
+    draw = partial(robustness_figure, found)
+    return Exhibit("corruptions", "When pictures get worse", seen, "", draw, arrays, (head, *rows))
+
+
+def robustness_figure(found: Robustness) -> "Figure":
+    from ..figures.theme import new_figure, plotted, theme
+
+    figure = new_figure(7.2, 4.4)
+    axes = plotted(figure.subplots(), "accuracy by family", "severity", "right")
+    for colour, (name, values) in zip(theme().series, found.families().items(), strict=False):
+        axes.plot((0, *SEVERITIES), (found.clean, *values), color=colour, marker="o", linewidth=1.8, label=name)
+    axes.set(ylim=(0, 1.02), xticks=(0, *SEVERITIES))
+    axes.set_xticklabels(("clean", *map(str, SEVERITIES)))
+    axes.legend(frameon=False)
+    return figure

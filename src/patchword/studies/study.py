@@ -1,0 +1,36 @@
+"""What a study is: one question, runs that answer it, and what the paper found."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config import Config
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of the grid."""
+
+    series: str  # the line it belongs to
+    x: float | str  # where on the axis it stands
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.series} {self.x}".replace("/", "-").replace(" ", "_").replace(",", "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """`equal` says what all runs have as much of: steps, where variants cost the same and only they should differ; or
+    time, where cost is part of the question."""
+
+    name: str
+    title: str
+    question: str
+    paper: str  # what the paper found, in our words
+    axis: str
+    cells: tuple[Cell, ...]
+    equal: Literal["steps", "time"]
+    logarithmic: bool = False
+    limits: str = ""  # what a small run cannot show

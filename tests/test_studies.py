@@ -1,0 +1,114 @@
+"""The paper's experiments in small: their grids, and a real one from start to end, stopped in between."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchword.config import Config, DataConfig, OptimConfig, ResNetConfig, ViTConfig
+from patchword.data.open import open_data
+from patchword.errors import ConfigError
+from patchword.models import build
+from patchword.recipes import load_recipe
+from patchword.studies import STUDIES, make_study, run_study
+from patchword.studies.page import write_study
+from patchword.studies.run import training_flops
+from patchword.studies.study import Cell, Study
+from test_cli import run
+from test_inspection import VITS, checkpoint_of
+
+TINY = ViTConfig(
+    image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=32, depth=2, num_heads=2, mlp_dim=64,
+    class_token=False, pooling="average",
+)  # fmt: skip
+BASE = Config(
+    data=DataConfig(source="digits"), model=TINY, batch_size=64, optim=OptimConfig(lr=3e-3), evaluate_every=1e9
+)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_cell_of_every_study_can_be_built(name: str) -> None:
+    for base in (make_study(name), make_study(name, load_recipe("cifar10_scratch"))):
+        assert len({cell.name for cell in base.cells}) == len(base.cells) >= 3
+        assert base.question and base.paper and base.axis
+        for cell in base.cells:
+            build(cell.config.model)
+            assert "/" not in cell.name
+
+
+def test_families_of_a_large_image_are_large() -> None:
+    base = BASE.replace(model=ViTConfig())
+    resnets = [c.config.model for c in make_study("compute", base).cells if isinstance(c.config.model, ResNetConfig)]
+    assert resnets and all(r.kind == "bit" for r in resnets)
+
+
+def test_fewer_pictures_to_learn_from() -> None:
+    whole = open_data(DataConfig(source="digits"), seed=1)
+    part = open_data(DataConfig(source="digits", train_fraction=0.1), seed=1)
+    assert part.val is not None and whole.val is not None
+    assert len(part.train) == round(0.1 * len(whole.train)) and len(part.val) == len(whole.val)
+    counts = np.bincount(part.train.targets)
+    assert len(counts) == 10 and counts.min() >= counts.max() - 3, "about as many of each class"
+    kept = {part.train.key(i) for i in range(len(part.train))}
+    assert kept <= {whole.train.key(i) for i in range(len(whole.train))}
+    held = {part.val.key(i) for i in range(len(part.val))}
+    assert not kept & held
+    with pytest.raises(ConfigError, match="train_fraction"):
+        DataConfig(train_fraction=0.0)
+
+
+def little_study() -> Study:
+    cells = tuple(
+        Cell("ViT", kind, BASE.replace(model=TINY.replace(positions=kind)))
+        for kind in ("none", "learned")
+    )  # fmt: skip
+    return Study("positions", "Do positions matter?", "Which?", "The paper.", "positions", cells, "steps")
+
+
+class Enough(Exception):
+    pass
+
+
+def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    study, out = little_study(), tmp_path / "study"
+
+    def stop(text: str) -> None:
+        if "(1 of 2)" in text:
+            raise Enough
+
+    with pytest.raises(Enough):
+        run_study(study, out, budget=10, say=stop)
+    first = json.loads((out / "results.json").read_text())["rows"]
+    assert [row["x"] for row in first] == ["none"]
+    stamp = (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns
+    rows = run_study(study, out, budget=10)
+    assert [row["x"] for row in rows] == ["none", "learned"] and rows[0] == first[0]
+    assert (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns == stamp, "it was not run again"
+    assert rows[0]["steps"] == rows[1]["steps"], "as many steps for both, laid down at the beginning"
+    assert rows[1]["accuracy"] > 0.5 and rows[1]["n"] == 359
+    assert not (out / "runs/trial").exists()
+    write_study(study, rows, out, {"cores": 2})
+    page = (out / "report.html").read_text()
+    assert "Do positions matter?" in page and f"{100 * rows[1]['accuracy']:.2f}" in page
+    assert {"positions.png", "positions.svg", "positions.npz"} <= {p.name for p in out.iterdir()}
+    other = Study("head", "t", "q", "p", "a", study.cells, "steps")
+    with pytest.raises(ConfigError, match="holds another study"):
+        run_study(other, out, budget=10)
+
+
+def test_operations_are_counted() -> None:
+    """A patch embedding, a block and a head by hand."""
+    config = VITS["class"].replace(depth=1)
+    n, d, m = config.num_patches + 1, config.embed_dim, config.mlp_dim
+    patch = 3 * config.patch_size[0] * config.patch_size[1]
+    products = (n - 1) * patch * d + n * d * 3 * d + 2 * n * n * d + n * d * d + 2 * n * d * m + d * config.num_classes
+    assert training_flops(checkpoint_of(config)) == 3 * 2 * products
+
+
+def test_wrong_requests(tmp_path: Path) -> None:
+    result = run("study", "colour", "--out", tmp_path / "x")
+    assert result.returncode == 2 and "data-size" in result.stderr
+    assert run("study", "positions", "--budget", "3s", "--out", tmp_path / "x").returncode == 2
+    with pytest.raises(ConfigError, match="a ViT"):
+        make_study("positions", BASE.replace(model=ResNetConfig(image_size=(32, 32), layers=(1, 1, 1), kind="cifar")))
