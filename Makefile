@@ -7,7 +7,7 @@ demo: .venv/ready          ## train a ViT on handwritten digits, evaluate it and
 	$(BIN)/patchword quickstart
 
 test: .venv/ready          ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: .venv/ready         ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

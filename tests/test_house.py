@@ -23,7 +23,7 @@ ROOMS = (
     "checkpoints",
     "engines",
 )
-ROOMS += ("classifier", "evaluation", "inspection", "report", "training")
+ROOMS += ("figures", "report", "classifier", "probing", "evaluation", "inspection", "training")
 ROOMS += ("studies", "serve", "cli")
 
 

@@ -45,7 +45,9 @@ def push(
 ) -> int:
     """Send a model with its card to a Hugging Face hub; `hf:owner/name` reads it again anywhere.
 
-    Example: HF_TOKEN=... patchword push runs/photos hf:me/my-photos --private
+    Example: patchword push runs/photos hf:me/my-photos --private
+
+    HF_TOKEN says who you are; HF_ENDPOINT chooses another hub.
 
     Args:
         to: the repository, which is made if it is not there
