@@ -1,5 +1,6 @@
 """Pictures made worse: each way at each severity, and what is left of a real model's accuracy."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
+from patchword.checkpoints import read_checkpoint, write_checkpoint
 from patchword.evaluation import labelled_pictures
 from patchword.evaluation.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
 from patchword.evaluation.robustness import robustness
@@ -96,3 +98,25 @@ def test_the_command_writes_a_page(photos: Path, tmp_path: Path) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
     again = run("evaluate", "patchword:cifar10", photos, "--out", out)
     assert again.returncode == 2 and "exists already" in again.stderr
+
+
+def test_several_labels_from_a_table(photos: Path, tmp_path: Path) -> None:
+    """A model for several labels and a table with several: figures, a page, and sentences for what cannot be."""
+    checkpoint = dataclasses.replace(read_checkpoint("patchword:cifar10"), several=True)
+    write_checkpoint(tmp_path / "model", checkpoint)
+    lines = [f"{photos}/airplane/{i}.png,airplane;ship" for i in range(4)]
+    lines += [f"{photos}/frog/{i}.png,frog" for i in range(4)]
+    (tmp_path / "table.csv").write_text("path,labels\n" + "\n".join(lines) + "\n")
+    result = run("evaluate", tmp_path / "model", tmp_path / "table.csv", "--json", "--out", tmp_path / "page")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (
+        0 < found["map"] <= 1
+        and found["n"] == 8
+        and {each["label"] for each in found["per_class"]} == {"airplane", "ship", "frog"}
+    )
+    assert "mean average precision" in (tmp_path / "page/report.html").read_text()
+    assert "mAP" in run("evaluate", tmp_path / "model", tmp_path / "table.csv").stdout
+    for options in (("--against", "patchword:cifar10"), ("--corruptions",)):
+        refused = run("evaluate", tmp_path / "model", tmp_path / "table.csv", *options)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr

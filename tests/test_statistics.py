@@ -9,6 +9,7 @@ from patchword.evaluation.calibration import calibration_error, equal_mass, equa
 from patchword.evaluation.classes import class_figures, confusion_matrix
 from patchword.evaluation.intervals import bootstrap, bootstrap_mean, compare
 from patchword.evaluation.metrics import Tally, expected_calibration_error
+from patchword.evaluation.several import SeveralTally
 
 NOISE = np.random.default_rng(0)
 
@@ -100,3 +101,21 @@ def test_the_paired_test_has_the_right_size_and_power() -> None:
     same = compare(base, base)
     assert same.p_value == 1 and same.difference == (0, 0) and "No difference" in same.verdict()
     assert found.only_first == 0 and found.only_second == int((better & ~base).sum())
+
+
+def test_several_labels_are_scikit_learns() -> None:
+    logits, targets = NOISE.normal(size=(80, 5)), NOISE.integers(0, 2, (80, 5))
+    targets[:, 4] = 0  # a label that does not occur
+    tally = SeveralTally()
+    for row, truth in zip(logits, targets, strict=True):
+        tally.add(torch.from_numpy(row[None]), np.flatnonzero(truth).tolist())
+    figures, intervals = tally.detailed(5)
+    expected = oracle.average_precision_score(targets[:, :4], logits[:, :4], average="macro")
+    assert figures["map"] == pytest.approx(expected)
+    assert figures["f1"] == pytest.approx(oracle.f1_score(targets, logits > 0, average="micro"))
+    assert intervals["map"][0] < figures["map"] < intervals["map"][1]
+    classes = tally.per_class(list("abcde"))
+    assert [each["label"] for each in classes] == list("abcd") and classes[1]["n"] == targets[:, 1].sum()
+    assert classes[2]["ap"] == pytest.approx(oracle.average_precision_score(targets[:, 2], logits[:, 2]))
+    row = tally.rows([str(i) for i in range(80)], list("abcde"))[7]
+    assert row["true"] == "; ".join(n for n, t in zip("abcde", targets[7], strict=True) if t)

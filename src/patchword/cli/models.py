@@ -131,8 +131,9 @@ def evaluate(
 
     if out:
         require_room(out, overwrite)
-    pictures = labelled_pictures(data)  # wrong data are told before the model is loaded
-    classifier = Classifier(reading.read(model))
+    checkpoint = reading.read(model)
+    pictures = labelled_pictures(data, checkpoint.several)
+    classifier = Classifier(checkpoint)
     other = Classifier(read_checkpoint(against)) if against else None
     with progress("evaluating", len(pictures) * (2 if other else 1)) as step:
         result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)

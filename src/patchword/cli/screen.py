@@ -50,19 +50,19 @@ def print_predictions(rows: list[dict[str, Any]]) -> None:
             print(f"  {score['probability']:7.2%}  {score['label']}")
 
 
+# Figures in the order of the screen: what they are called there, and how they are written.
+SHOWN = {"map": ("mAP", ".2%"), "top1": ("top-1", ".2%"), "top5": ("top-5", ".2%"), "f1": ("F1", ".2%")}
+SHOWN |= {"balanced_accuracy": ("balanced", ".2%"), "macro_f1": ("F1", ".2%"), "nll": ("NLL", ".4f")}
+SHOWN |= {"brier": ("Brier", ".4f"), "ece": ("ECE", ".4f"), "ece_adaptive": ("ACE", ".4f")}
+
+
 def print_evaluation(result: "Evaluation", robust: "Robustness | None" = None) -> None:
     """Figures with their intervals; a line on the other model, if there is one."""
-    figures, names = (
-        result.figures,
-        {"top1": "top-1", "top5": "top-5", "balanced_accuracy": "balanced", "macro_f1": "F1"},
-    )
-    print(f"pictures  {figures['n']}")
-    for name, short in names.items():
-        low, high = result.intervals[name]
-        print(f"{short:9} {figures[name]:.2%}  ({low:.2%} to {high:.2%})")
-    for name, short in {"nll": "NLL", "brier": "Brier", "ece": "ECE", "ece_adaptive": "ACE"}.items():
-        low, high = result.intervals[name]
-        print(f"{short:9} {figures[name]:.4f}  ({low:.4f} to {high:.4f})")
+    print(f"pictures  {result.figures['n']}")
+    for name, (short, show) in SHOWN.items():
+        if name in result.figures:
+            value, (low, high) = result.figures[name], result.intervals[name]
+            print(f"{short:9} {value:{show}}  ({low:{show}} to {high:{show}})")
     if result.comparison is not None:
         print(f"the other {result.comparison.first:.2%}: {result.comparison.verdict()}")
     if robust is not None:

@@ -13,30 +13,36 @@ from ..data.open import find
 from ..errors import DataError, ImageError
 from .intervals import Comparison, compare
 from .metrics import Tally
+from .several import SeveralTally
 
 PARTS = ("test", "val", "train")  # of a data set, that part is measured which comes first here
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A picture, not yet read, and the name of its class."""
+    """A picture, not yet read, and the name of its class; or those of all its labels, if there may be several."""
 
     name: str
     picture: Readable
-    label: str
+    label: str | tuple[str, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (self.label,) if isinstance(self.label, str) else self.label
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """What `patchword evaluate` found."""
 
-    figures: dict[str, float | int]  # top1, top5, balanced_accuracy, macro_f1, nll, brier, ece, ece_adaptive, n
+    # top1, top5, balanced_accuracy, macro_f1, nll, brier, ece, ece_adaptive, n; with several labels map, f1, nll, n
+    figures: dict[str, float | int]
     intervals: dict[str, tuple[float, float]]  # of each figure, 95 %
-    per_class: list[dict[str, Any]]  # label, index, n, top1 (which is recall), precision, f1
+    per_class: list[dict[str, Any]]  # label, index, n, top1 (which is recall), precision, f1; with several labels ap
     skipped: list[tuple[str, str]]  # name and reason
     images_per_second: float
     rows: list[dict[str, Any]]  # name, true, predicted, probability and loss of each picture
-    tally: Tally
+    tally: Tally | SeveralTally
     comparison: Comparison | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -48,16 +54,21 @@ class Evaluation:
         return said
 
 
-def labelled_pictures(data: str | Path) -> list[Labelled]:
-    """The pictures of a folder of class folders, or of any data set: its test part, or else validation, training."""
+def labelled_pictures(data: str | Path, several: bool = False) -> list[Labelled]:
+    """The pictures of a folder of class folders, or of any data set: its test part, or else validation, training.
+
+    Args:
+        several: a picture may have several labels
+    """
     if Path(data).expanduser().is_dir():
         return [Labelled(str(file), file, name) for file, name in class_folders(Path(data).expanduser())]
-    parts = find(str(data)).parts
+    parts = find(str(data), several).parts
     part = next((parts[name] for name in PARTS if name in parts), None)
     if part is None or not len(part):
         raise DataError(f"{data} has no pictures.")
     if part.multi_label:
-        raise DataError(f"{data} has several labels for a picture; only one for each can be measured here.")
+        names = [tuple(part.labels[k] for k in row.nonzero()[0]) for row in part.targets]
+        return [Labelled(part.name(i), partial(part.read, i), each) for i, each in enumerate(names)]
     return [Labelled(part.name(i), partial(part.read, i), part.labels[target]) for i, target in enumerate(part.targets)]
 
 
@@ -70,42 +81,44 @@ def evaluate(
     on_progress: Callable[[], object] = lambda: None,
 ) -> Evaluation:
     """Classes may be named by label, ImageNet WordNet id, or index. `against` is measured on the same pictures."""
-    pictures = labelled_pictures(data) if isinstance(data, str | Path) else data
+    pictures = labelled_pictures(data, classifier.checkpoint.several) if isinstance(data, str | Path) else data
     start = time.perf_counter()
-    tally, rows, skipped = graded(classifier, pictures, batch_size, on_progress)
+    tally, read, skipped = graded(classifier, pictures, batch_size, on_progress)
     seconds = time.perf_counter() - start
     comparison = None
     if against is not None:
-        other, _, unread = graded(against, pictures, batch_size, on_progress)
-        if len(unread) != len(skipped):
+        other, others_read, _ = graded(against, pictures, batch_size, on_progress)
+        if isinstance(tally, SeveralTally) or isinstance(other, SeveralTally):
+            raise DataError("Only models that give one class for each picture can be compared.")
+        if others_read != read:
             raise DataError("Some pictures can be read for one of the two models only, so they cannot be compared.")
         comparison = compare(other.right, tally.right)
     figures, intervals = tally.detailed(classifier.checkpoint.config.num_classes)
-    per_class = tally.per_class(classifier.labels)
+    per_class, rows = tally.per_class(classifier.labels), tally.rows(read, classifier.labels)
     return Evaluation(figures, intervals, per_class, skipped, len(pictures) / seconds, rows, tally, comparison)
 
 
 def graded(
     classifier: Classifier, pictures: Sequence[Labelled], batch_size: int, on_progress: Callable[[], object]
-) -> tuple[Tally, list[dict[str, Any]], list[tuple[str, str]]]:
-    """What the classifier said of every picture that can be read, and which could not."""
-    names = sorted({each.label for each in pictures})
-    indices = match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
-    tally, read, skipped = Tally(), [], []
+) -> tuple[Tally | SeveralTally, list[str], list[tuple[str, str]]]:
+    """What the classifier said; the names of the pictures that could be read, and which could not be, and why."""
+    names = sorted({label for each in pictures for label in each.labels})
+    config = classifier.checkpoint.config
+    indices = match_classes(names, classifier.checkpoint.labels, config.num_classes)
+    several = any(not isinstance(each.label, str) for each in pictures)
+    if several and not classifier.checkpoint.several:
+        raise DataError("These pictures may have several labels, but the model was trained to give one class to each.")
+    tally: Tally | SeveralTally = SeveralTally() if several else Tally()
+    read: list[str] = []
+    skipped: list[tuple[str, str]] = []
     results = classifier.stream((each.picture for each in pictures), batch_size)
     for each, result in zip(pictures, results, strict=True):
         if isinstance(result, ImageError):
             skipped.append((each.name, str(result)))
         else:
-            tally.add(result[None], [indices[each.label]])
+            tally.add(result[None], [indices[label] for label in each.labels])
             read.append(each.name)
         on_progress()
     if not read:
         raise DataError(f"None of the {len(pictures)} pictures could be read. The first: {skipped[0][1]}")
-    said = zip(read, tally.targets, tally.predicted, tally.confidences, tally.losses, strict=True)
-    labels = classifier.labels
-    rows = [
-        {"name": name, "true": labels[t], "predicted": labels[p], "probability": round(c, 6), "loss": round(loss, 6)}
-        for name, t, p, c, loss in said
-    ]
-    return tally, rows, skipped
+    return tally, read, skipped

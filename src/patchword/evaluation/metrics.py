@@ -85,6 +85,20 @@ class Tally:
             if n
         ]
 
+    def rows(self, names: Sequence[str], labels: Sequence[str]) -> list[dict[str, Any]]:
+        """What was said of each picture, in the order in which they came."""
+        said = zip(names, self.targets, self.predicted, self.confidences, self.losses, strict=True)
+        return [
+            {
+                "name": name,
+                "true": labels[t],
+                "predicted": labels[p],
+                "probability": round(c, 6),
+                "loss": round(loss, 6),
+            }
+            for name, t, p, c, loss in said
+        ]
+
 
 def expected_calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
     """The mean gap between confidence and accuracy over equally wide bins of confidence, weighted by their size."""

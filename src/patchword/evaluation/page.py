@@ -14,6 +14,7 @@ from ..report.pictures import MOST_MISTAKES
 from .classes import confusion_matrix
 from .exhibits import reliability_exhibit, robustness_exhibit
 from .measure import Evaluation, Labelled
+from .metrics import Tally
 from .robustness import Robustness
 
 NAMES = ("reliability", "corruptions")  # of all exhibits that there may be
@@ -28,15 +29,20 @@ def write_evaluation(
     robust: Robustness | None = None,
 ) -> None:
     """`facts` are lines of plain text, the first of which is the model."""
-    tally, classes = result.tally, len(classifier.labels)
+    tally, exhibits = result.tally, []
+    confusion = None
+    if isinstance(tally, Tally):
+        confusion = confusion_matrix(np.array(tally.targets), np.array(tally.predicted), len(classifier.labels))
+        exhibits.append(reliability_exhibit(np.array(tally.confidences), tally.right, float(result.figures["ece"])))
+    if robust is not None:
+        exhibits.append(robustness_exhibit(robust))
     graded = Graded(
         labels=classifier.labels,
         figures=result.figures,
-        confusion=confusion_matrix(np.array(tally.targets), np.array(tally.predicted), classes),
+        confusion=confusion,
+        per_class=result.per_class,
         mistakes=tuple(hardest(classifier, pictures, result.rows)),
     )
-    exhibits = [reliability_exhibit(np.array(tally.confidences), tally.right, float(result.figures["ece"]))]
-    exhibits += [robustness_exhibit(robust)] if robust is not None else []
     against = "" if result.comparison is None else result.comparison.verdict()
     notes = [*classifier.checkpoint.notes, *(reason for _, reason in result.skipped)]
     page = evaluation_html(graded, result.intervals, facts, exhibits, against, notes)

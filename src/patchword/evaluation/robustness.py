@@ -41,14 +41,16 @@ def robustness(
     classifier: Classifier, pictures: Sequence[Labelled], on_progress: Callable[[], object] = lambda: None
 ) -> Robustness:
     """Every picture is decoded once, and made worse where the model sees it: behind resizing and cropping."""
-    names = sorted({each.label for each in pictures})
+    names = sorted({label for each in pictures for label in each.labels})
+    if any(not isinstance(each.label, str) for each in pictures):
+        raise DataError("Corruptions are measured for pictures of one class each.")
     indices = match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
     right, count = np.zeros((1 + len(CORRUPTIONS) * len(SEVERITIES)), dtype=np.int64), 0
     work = partial(answers, classifier)
     for each, said in zip(pictures, ahead(work, enumerate(pictures), torch.get_num_threads()), strict=True):
         on_progress()
         if said is not None:
-            right += said == indices[each.label]
+            right += said == indices[each.labels[0]]
             count += 1
     if not count:
         raise DataError(f"None of the {len(pictures)} pictures could be read.")

@@ -12,6 +12,8 @@ from .summary import accuracy_scale
 from .text import escape, percent, plural, table
 
 SHOWN = {
+    "map": ("mean average precision", percent),
+    "f1": ("F1 of all decisions", percent),
     "top1": ("accuracy", percent),
     "top5": ("among the five best guesses", percent),
     "balanced_accuracy": ("accuracy, every class counting alike", percent),
@@ -32,7 +34,7 @@ def evaluation_html(
     notes: Sequence[str] = (),
 ) -> str:
     """`facts` are lines of plain text: the model, the data, the speed."""
-    body = hero(graded, intervals["top1"]) + figures_table(graded, intervals)
+    body = hero(graded, intervals[graded.headline]) + figures_table(graded, intervals)
     body += table([(escape(key), escape(value)) for key, value in facts])
     body += section("Against the other model", f"<p>{escape(comparison)}</p>" if comparison else "")
     body += section("What it confuses", confusion(graded), tag='div class="beside"')
@@ -45,8 +47,11 @@ def evaluation_html(
 
 
 def hero(graded: Graded, interval: tuple[float, float]) -> str:
-    score, (low, high) = float(graded.figures["top1"]), interval
-    said = f"of {plural(int(graded.figures['n']), 'picture')} recognised at the first guess"
+    score, (low, high) = float(graded.figures[graded.headline]), interval
+    pictures = plural(int(graded.figures["n"]), "picture")
+    said = f"of {pictures} recognised at the first guess"
+    if graded.headline == "map":
+        said = f"mean average precision on {pictures}"
     context = f"95% interval {percent(low)} to {percent(high)}, by bootstrap over the pictures."
     about = f"<p><b>{escape(said)}</b></p><p class=soft>{context}</p>"
     scale = accuracy_scale(graded, score, low, high)
