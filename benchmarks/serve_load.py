@@ -33,12 +33,12 @@ class Running:
 
     def __init__(self, model: str, *options: str) -> None:
         command = [sys.executable, "-m", "patchword", "serve", model, "--port", "0", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         for line in self.process.stderr:
-            if found := re.search(r"http://([\d.]+):(\d+)", line):
-                self.address = found[1], int(found[2])
             if '"ready"' in line:
+                host, _, port = json.loads(line)["url"].removeprefix("http://").partition(":")
+                self.address = host, int(port)
                 break
         self.drain = subprocess.Popen(["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL)
 

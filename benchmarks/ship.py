@@ -63,7 +63,8 @@ def main() -> None:
         "test_before_temperature": figures(half, parts.test),
         "test": figures(shipped, parts.test),
     }
-    said = {"metrics": {**whole.provenance.get("metrics", {}), "shipped_test": content["test"]}}
+    # The run's own figures are of a picture and its mirror image together, which predict does not do.
+    said = {"metrics": {"test": content["test"]}, "with_mirror_images": whole.provenance.get("metrics", {})}
     shipped = dataclasses.replace(shipped, provenance={**whole.provenance, **said})
     out = RESULTS.parent / "src/patchword/weights" / args.name
     write_checkpoint(out, shipped, overwrite=True)

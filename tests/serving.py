@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -19,7 +19,8 @@ class Server:
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         command = [sys.executable, "-m", "patchword", "serve", *map(str, arguments), "--port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env={**os.environ, **environment}, **pipes)
         self.lines: list[str] = []
         self.ready = threading.Event()
         self.url = ""
@@ -33,9 +34,8 @@ class Server:
         assert self.process.stderr
         for line in self.process.stderr:
             self.lines.append(line)
-            if found := re.search(r"at (http://\S+)", line):
-                self.url = found[1]
             if '"event": "ready"' in line:
+                self.url = json.loads(line)["url"]
                 self.ready.set()
 
     def events(self, kind: str) -> list[dict[str, object]]:

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from patchword import inspection
 from patchword.checkpoints import Checkpoint, write_checkpoint
-from patchword.classifier import Classifier
+from patchword.classifier import Classifier, find_class
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.errors import ConfigError
 from patchword.figures.theme import mosaic
 from patchword.inspection import distance, looking, trust, watch
 from patchword.inspection.drawing.looking import heads_figure
 from patchword.inspection.drawing.weights import positions_figure
-from patchword.inspection.exhibits import NAMES, Subject
+from patchword.inspection.exhibits import NAMES, Subject, verdict
 from patchword.inspection.inspect import inspect
 from patchword.inspection.pictures import gather
 from patchword.models import Model, ViT, build
@@ -615,3 +615,53 @@ def test_real_weights_show_what_the_paper_saw(ti16: Path, imagenet: Path) -> Non
     assert reach.growth > 0.7 and reach.distance.min() < 40 < 90 < reach.distance.max()
     near, far = inspection.positions.cross_strength(inspection.position_similarity(classifier.model))
     assert near > far + 0.1
+
+
+def test_a_shuffled_head_is_all_that_changes_at_first() -> None:
+    """Ways that cannot see the head keep their maps, also where a stem has batch norms with statistics of their own."""
+    stem = BASE.replace(
+        stem="conv", stem_layers=(8, 16), patch_size=(2, 1), class_token=False, pooling="average", norm_after_pool=True
+    )
+    model = lively(stem)
+    model.train()
+    with torch.no_grad():  # statistics as training leaves them, of other images than those that are explained
+        for _ in range(5):
+            model(2 * torch.randn(8, 3, 32, 36) + 1)
+    model.eval()
+    kept = trust.randomisation(model, torch.randn(2, 3, 32, 36), torch.tensor([0, 1]), ["rollout", "attention"])
+    for way in ("rollout", "attention"):
+        assert kept[way][0] == pytest.approx(1.0) and kept[way][2] < 0.9
+
+
+def test_wrong_arguments_get_a_sentence() -> None:
+    model, images = lively(VITS["class"]), torch.randn(2, 3, 32, 36)
+    with pytest.raises(ConfigError, match="mean, max, min"):
+        inspection.rollout(model, images, fusion="median")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one class for each of the 2"):
+        inspection.explain(model, images, torch.tensor([3]), "relevance")
+    with pytest.raises(ConfigError, match="0 to 4"):
+        inspection.explain(model, images, torch.tensor([3, 50]), "relevance")
+    with pytest.raises(ConfigError, match="normalised images"):
+        inspection.explain(model, images.to(torch.uint8), torch.tensor([3, 4]), "relevance")
+    with pytest.raises(ConfigError, match="no images"):
+        inspection.attention_reach(model, [])
+
+
+def test_a_verdict_needs_a_class_to_lose() -> None:
+    flat = trust.Curves(np.full((1, 11), 1e-4), np.full((1, 11), 1e-4))
+    high = trust.Curves(np.linspace(0.9, 0.0, 11)[None], np.linspace(0.0, 0.9, 11)[None])
+    low = trust.Curves(np.full((1, 11), 0.9), np.full((1, 11), 0.1))
+    chance = trust.Curves(np.full((1, 11), 0.5), np.full((1, 11), 0.5))
+    assert "no verdict" in verdict({"gradcam": flat, trust.RANDOM: flat}, ["gradcam"], 1, 1)
+    said = verdict({"relevance": chance, "tokens": low, trust.RANDOM: low}, ["relevance", "tokens"], 2, 2)
+    assert "relevance tells most" in said and "No better than a random order: tokens" in said
+    assert "none of these maps" in verdict({"tokens": low, trust.RANDOM: high}, ["tokens"], 2, 2)
+
+
+def test_a_label_that_two_classes_have() -> None:
+    labels = ["tench, Tinca tinca", "crane", "goose", "crane"]
+    assert find_class(labels, "tinca tinca") == 0 and find_class(labels, "2") == 2 and find_class(labels, "Goose") == 2
+    with pytest.raises(ConfigError, match=r"1 \(crane\) and 3 \(crane\)"):
+        find_class(labels, "crane")
+    with pytest.raises(ConfigError, match="Did you mean tench.*It has tench"):
+        find_class(labels, "tensh")

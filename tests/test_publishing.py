@@ -130,7 +130,7 @@ def test_a_hub_that_is_not_there(hub: Any) -> None:
 
 @pytest.mark.parametrize("config", [VITS["class"], VITS["class"].replace(num_classes=0), RESNETS["BiT"]], ids=repr)
 def test_a_card_of_any_model_is_valid(config: Any) -> None:
-    card = ModelCard(model_card(checkpoint_of(config), "me/my-model"))
+    card = ModelCard(model_card(checkpoint_of(config), "my-model", "hf:me/my-model"))
     assert card.data.library_name == "patchword" and "None are recorded" in card.text
     assert (card.data.pipeline_tag == "image-classification") == bool(config.num_classes)
 
@@ -155,6 +155,6 @@ def test_a_card_says_what_was_measured(tmp_path: Path) -> None:
 def test_labels_cannot_break_the_head() -> None:
     checkpoint = checkpoint_of(VITS["class"])
     facts = {"data": 'a: "b"\n---\n', "metrics": {"test\n- x": {"top1": 0.5, "n": 3}}}
-    card = model_card(dataclasses.replace(checkpoint, provenance=facts), "me/x")
+    card = model_card(dataclasses.replace(checkpoint, provenance=facts), "x", "hf:me/x")
     head = yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n"))
     assert head["model-index"][0]["results"][0]["dataset"]["name"] == facts["data"]

@@ -156,7 +156,7 @@ def test_refusals_have_a_sentence(server: Server) -> None:
     assert "base64" in refused(httpx.post(f"{server.url}/v1/predict", json={"image": "?"}), 422)
     assert "32 MiB" in refused(post(server, "/v1/predict", b"x" * (32 * 2**20 + 1)), 413)
     many = [("file", (f"{i}.png", picture)) for i in range(17)]
-    refused(httpx.post(f"{server.url}/v1/predict", files=many), 400)
+    assert "16 pictures" in refused(httpx.post(f"{server.url}/v1/predict", files=many), 422)
     assert "top" in refused(post(server, "/v1/predict?top=0", picture), 422)
     assert "no such class" in refused(post(server, "/v1/explain?label=dog", picture), 422)
     assert "explained by relevance" in refused(post(server, "/v1/explain?method=magic", picture), 422)
@@ -312,6 +312,26 @@ def test_sigterm_loses_no_accepted_request(folder: Path) -> None:
             assert [each.result().status_code for each in waiting] == [200] * 12
         assert leaving.process.wait(30) == 0
         assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.mark.parametrize("after", [0.3, 2.5, 4.0])
+def test_told_to_stop_while_it_starts(folder: Path, after: float) -> None:
+    """A service manager tells the whole group, whatever it is doing: it ends well, and without a traceback."""
+    command = [sys.executable, "-m", "patchword", "serve", str(folder), "--port", "0"]
+    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **pipes)
+    time.sleep(after)
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert "Traceback" not in said and "Error" not in said
+    assert process.returncode in (0, -signal.SIGTERM), "before there is anything to end, the signal just ends it"
+
+
+def test_unknown_parameters_are_told(server: Server) -> None:
+    said = refused(post(server, "/v1/predict?topk=3", png()), 422)
+    assert "'topk'" in said and "explain, label, method, top" in said
+    assert "/v1/openapi.json" in refused(httpx.get(f"{server.url}/v2"), 404)
+    assert "takes POST, not GET" in refused(httpx.get(f"{server.url}/v1/predict"), 405)
 
 
 def test_slow_senders_hold_nobody_up(server: Server) -> None:

@@ -25,6 +25,7 @@ Readable = str | Path | Callable[..., Image.Image]
 
 # Enough pictures that the matrix products run at full speed on one core, few enough to stay in its cache.
 BATCH_SIZE = 16
+MOST_LISTED = 20  # classes that a message names
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,18 @@ class Classifier(Encoder):
 
 def find_class(labels: Sequence[str], said: str) -> int:
     """Which class a user means: by its label, one of the synonyms in it, or its index."""
-    names = [label.lower() for label in labels]
-    for index, name in enumerate(names):
-        if said.lower() in (name, *(part.strip() for part in name.split(","))):
-            return index
+    names, wanted = [label.lower() for label in labels], said.lower()
+    whole = [index for index, name in enumerate(names) if name == wanted]
+    parts = [index for index, name in enumerate(names) if wanted in (part.strip() for part in name.split(","))]
+    found = whole or parts
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = " and ".join(f"{index} ({labels[index]})" for index in found)
+        raise ConfigError(f"{said!r} may be class {several}. Give its index.")
     if said.isdecimal() and int(said) < len(names):
         return int(said)
-    near = difflib.get_close_matches(said.lower(), names, n=1)
+    near = difflib.get_close_matches(wanted, {part.strip() for name in names for part in name.split(",")}, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"The model has no class {said!r}.{hint} It has {len(names)}, 0 to {len(names) - 1}.")
+    have = ", ".join(labels) if len(labels) <= MOST_LISTED else f"{len(names)} classes, 0 to {len(names) - 1}"
+    raise ConfigError(f"The model has no class {said!r}.{hint} It has {have}.")

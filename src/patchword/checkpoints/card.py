@@ -7,20 +7,20 @@ from .. import __version__
 from ..config import ViTConfig
 from .checkpoint import Checkpoint
 
-MOST_LABELS = 50
+MOST_LABELS = 20
 FIGURES = {"top1": "accuracy", "map": "mean average precision", "f1": "F1", "nll": "negative log-likelihood"}
 FIGURES |= {"ece": "expected calibration error", "brier": "Brier score"}
 
 
-def model_card(checkpoint: Checkpoint, name: str) -> str:
-    """Markdown behind a YAML head. `name` is what the model is called, e.g. owner/name."""
+def model_card(checkpoint: Checkpoint, title: str, reference: str) -> str:
+    """Markdown behind a YAML head. `reference` is how commands name the model, e.g. hf:owner/name."""
     facts = checkpoint.provenance
-    parts = [front_matter(checkpoint, name), f"# {name.rpartition('/')[2]}", what_it_is(checkpoint)]
-    parts += [measured(facts.get("metrics")), how_to_use(checkpoint, name), how_made(facts), limits(checkpoint)]
+    parts = [front_matter(checkpoint, title), f"# {title}", what_it_is(checkpoint)]
+    parts += [measured(facts.get("metrics")), how_to_use(checkpoint, reference), how_made(facts), limits(checkpoint)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def front_matter(checkpoint: Checkpoint, name: str) -> str:
+def front_matter(checkpoint: Checkpoint, title: str) -> str:
     """Strings are written as JSON, which YAML reads."""
     kind = "vit" if isinstance(checkpoint.config, ViTConfig) else "resnet"
     lines = ["---", "library_name: patchword", "tags:", "- vision", f"- {kind}"]
@@ -28,7 +28,7 @@ def front_matter(checkpoint: Checkpoint, name: str) -> str:
         lines.insert(2, "pipeline_tag: image-classification")
     data, figures = checkpoint.provenance.get("data"), plain_figures(checkpoint.provenance.get("metrics"))
     if data and figures:
-        lines += ["model-index:", f"- name: {json.dumps(name.rpartition('/')[2])}", "  results:"]
+        lines += ["model-index:", f"- name: {json.dumps(title)}", "  results:"]
         for part, values in figures.items():
             lines += ["  - task:", "      type: image-classification", "    dataset:"]
             lines += [f"      name: {json.dumps(str(data))}", f"      type: {json.dumps(str(data))}"]
@@ -64,11 +64,12 @@ def what_it_is(checkpoint: Checkpoint) -> str:
     if not config.num_classes:
         return f"{said} and gives features; it has no head."
     said += f" and tells {config.num_classes} classes apart"
-    labels = checkpoint.labels
-    listed = f": {', '.join(labels)}." if labels and len(labels) <= MOST_LABELS else "."
+    labels = checkpoint.labels or ()
+    listed = f": {', '.join(labels[:MOST_LABELS])}" if labels else ""
+    listed += f", and {len(labels) - MOST_LABELS} more (model.json has all)" if len(labels) > MOST_LABELS else ""
     heat = checkpoint.temperature
     tail = f" Its logits are divided by {heat:g} (fitted on validation pictures) to make confidence honest."
-    return said + listed + (tail if heat != 1.0 else "")
+    return f"{said}{listed}." + (tail if heat != 1.0 else "")
 
 
 def measured(metrics: Any) -> str:
@@ -84,11 +85,11 @@ def measured(metrics: Any) -> str:
     return "## Figures\n\n" + "\n".join(lines)
 
 
-def how_to_use(checkpoint: Checkpoint, name: str) -> str:
+def how_to_use(checkpoint: Checkpoint, reference: str) -> str:
     if not checkpoint.config.num_classes:
-        return f'## Use\n\n```python\nimport patchword as pw\n\nmodel = pw.load("hf:{name}")\n```'
-    code = f'import patchword as pw\n\nprint(pw.Classifier.load("hf:{name}")("photo.jpg").label)'
-    return f"## Use\n\n```\npatchword predict hf:{name} photo.jpg\n```\n\n```python\n{code}\n```"
+        return f'## Use\n\n```python\nimport patchword as pw\n\nmodel = pw.load("{reference}")\n```'
+    code = f'import patchword as pw\n\nprint(pw.Classifier.load("{reference}")("photo.jpg").label)'
+    return f"## Use\n\n```\npatchword predict {reference} photo.jpg\n```\n\n```python\n{code}\n```"
 
 
 def how_made(facts: dict[str, Any]) -> str:

@@ -24,7 +24,9 @@ def push(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         write_folder(folder, checkpoint)
-        (folder / "README.md").write_text(model_card(checkpoint, repo), encoding="utf-8")
+        (folder / "README.md").write_text(
+            model_card(checkpoint, repo.partition("/")[2], f"hf:{repo}"), encoding="utf-8"
+        )
         try:
             api.create_repo(repo, private=private, exist_ok=True)
             api.upload_folder(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..inspection.exhibits import Subject
     from ..inspection.inspect import Found
 
+NAMED = 6  # pictures whose names stand on the page
+
 
 def inspect(
     model: ModelReference,
@@ -39,6 +41,8 @@ def inspect(
     """
     if most < 1:
         raise ConfigError(f"--most must be at least 1, not {most}.")
+    if label is not None and not images:
+        raise ConfigError("--label asks about a class in pictures; give some.")
     from ..classifier import Classifier, find_class
     from ..figures.files import PAGE, require_room, write_page
     from ..inspection.exhibits import NAMES, Subject
@@ -81,9 +85,14 @@ def facts(subject: "Subject", found: "Found") -> list[tuple[str, str]]:
     checkpoint = subject.classifier.checkpoint
     size = "x".join(map(str, checkpoint.config.image_size))
     count = sum(t.numel() for t in checkpoint.tensors.values())
+    names = subject.pictures.names
+    pictures = f"{len(names)}, seen at {size} pixels: " if names else "none"
+    pictures += ", ".join(Path(name).name for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
     lines = [
         ("model", f"{subject.classifier!r}, {count:,} numbers, from {checkpoint.family}"),
-        ("pictures", f"{len(subject.pictures.names)}, seen at {size} pixels" if subject.pictures.names else "none"),
+        ("pictures", pictures),
         ("to compute", f"{found.seconds:.0f} s, {found.peak_bytes / 2**30:.2f} GiB of memory at most"),
     ]
+    if subject.label is not None:
+        lines.append(("asked about", f"{subject.classifier.labels[subject.label]} (class {subject.label}), by --label"))
     return lines

@@ -38,7 +38,7 @@ def predict(
         json: one JSON document on standard output, nothing else
         csv: write a table, one row for each picture; killed, the same command goes on where it stopped
         explain: also write each picture with what the model saw in it into this folder
-        overwrite: replace the table if it is there
+        overwrite: replace the table, and explanations, if they are there
     """
     if top < 1:
         raise ConfigError(f"--top must be at least 1, not {top}.")
@@ -84,11 +84,13 @@ def write_table(classifier: "Classifier", files: list[Path], top: int, csv: Path
 
 
 def explain_all(classifier: "Classifier", files: list[Path], folder: Path) -> None:
+    from ..inspection.explain import default_method
     from ..inspection.files import explain_files
 
     with progress("explaining", len(files)) as step:
         written = sum(isinstance(each, Path) for each in explain_files(classifier, files, folder) if step())
-    say(f"wrote {written} pictures to {folder}")
+    way = default_method(classifier.model)
+    say(f"wrote {written} {'picture' if written == 1 else 'pictures'} to {folder}, the most probable class by {way}")
 
 
 def evaluate(
@@ -135,6 +137,9 @@ def evaluate(
     pictures = labelled_pictures(data, checkpoint.several)
     classifier = Classifier(checkpoint)
     other = Classifier(read_checkpoint(against)) if against else None
+    for each, name in ((classifier, model), (other, against)):
+        if each is not None:
+            check_labels(each, str(name), pictures)
     with progress("evaluating", len(pictures) * (2 if other else 1)) as step:
         result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
     robust = None
@@ -151,6 +156,18 @@ def evaluate(
     else:
         print_evaluation(result, robust)
     return report_unread(result.skipped, len(pictures))
+
+
+def check_labels(classifier: "Classifier", name: str, pictures: "list[Labelled]") -> None:
+    """Before time is spent: do the classes fit the model, and if not, which model?"""
+    from ..data.folders import match_classes
+    from ..errors import DataError
+
+    names = sorted({label for each in pictures for label in each.labels})
+    try:
+        match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
 
 
 def write_evaluation_page(

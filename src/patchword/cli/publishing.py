@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ..errors import ConfigError
-from .reading import NOTHING, Flag, ModelReference, Reading, words
+from .reading import NOTHING, Flag, ModelReference, Reading, title_of, words
 from .screen import say
 
 
@@ -27,7 +27,9 @@ def card(
     from ..checkpoints.card import model_card
     from ..checkpoints.files import atomic_output
 
-    text = model_card(reading.read(model), Path(model.rpartition(":")[2]).name)
+    title = title_of(model).removeprefix("patchword:")
+    reference = model if model.startswith(("hf:", "patchword:")) else title
+    text = model_card(reading.read(model), title, reference)
     if out is None:
         print(text, end="")
         return 0

@@ -6,8 +6,7 @@ import socket
 from tyro.conf import OmitArgPrefixes
 
 from ..errors import ConfigError
-from .reading import NOTHING, ModelReference, Reading
-from .screen import say
+from .reading import NOTHING, ModelReference, Reading, title_of
 
 TOKEN = "PATCHWORD_TOKEN"
 
@@ -44,8 +43,7 @@ def serve(
         raise ConfigError(f"{TOKEN} must be of plain ASCII: browsers cannot send anything else in a header.")
     with listening(host, port) as listener:  # a port that is taken is told before the model is loaded
         checkpoint = reading.read(model)
-        say(f"patchword serves {model} at http://{host}:{listener.getsockname()[1]} (Ctrl-C stops it)")
-        run(checkpoint, [listener], token, threads, Limits(batch=batch, queue=queue))
+        run(checkpoint, title_of(model), listener, token, threads, Limits(batch=batch, queue=queue))
     return 0
 
 

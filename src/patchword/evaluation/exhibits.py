@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float) -> Exhibit:
     bins = equal_width(confidences, right)
     sure, correct = float(confidences.mean()), float(right.mean())
-    mood = "about as sure as it may be"
-    if abs(sure - correct) > 0.01:
+    mood = "about as sure as it may be, as far as so many pictures can tell"
+    if abs(sure - correct) > max(0.01, 1.96 * float(np.sqrt(correct * (1 - correct) / len(right)))):
         mood = "too sure of itself" if sure > correct else "too modest"
     seen = f"On average it says {sure:.1%} and is right in {correct:.1%} of cases: {mood}. The mean gap over the bins, "
     seen += (
@@ -44,8 +44,9 @@ def reliability_figure(bins: "list[Bin]") -> "Figure":
     top.plot([0, 1], [0, 1], color=theme().soft, linewidth=1, linestyle="--")
     confidence, accuracy, count = (np.array([getattr(b, n) for b in bins]) for n in ("confidence", "accuracy", "count"))
     reach = 1.96 * np.sqrt(np.maximum(accuracy * (1 - accuracy), 0.25 / np.maximum(count, 1)) / count)
-    top.errorbar(confidence, accuracy, yerr=reach, color=theme().series[0], marker="o", capsize=3, linewidth=1.6)
-    top.set(xlim=(0, 1), ylim=(0, 1.02))
+    bounds = np.stack([np.minimum(reach, accuracy), np.minimum(reach, 1 - accuracy)])
+    top.errorbar(confidence, accuracy, yerr=bounds, color=theme().series[0], marker="o", capsize=3, linestyle="none")
+    top.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
     plotted(bottom, "", "confidence", "pictures")
     bottom.bar(confidence, count, width=0.045, color=theme().series[0], alpha=0.6)
     return figure

@@ -10,6 +10,7 @@ from typing import Any
 from ..classifier import BATCH_SIZE, Classifier, Readable
 from ..data.folders import class_folders, match_classes
 from ..data.open import find
+from ..data.sources import PART_NAMES
 from ..errors import DataError, ImageError
 from .intervals import Comparison, compare
 from .metrics import Tally
@@ -60,8 +61,9 @@ def labelled_pictures(data: str | Path, several: bool = False) -> list[Labelled]
     Args:
         several: a picture may have several labels
     """
-    if Path(data).expanduser().is_dir():
-        return [Labelled(str(file), file, name) for file, name in class_folders(Path(data).expanduser())]
+    folder = Path(data).expanduser()
+    if folder.is_dir() and not any(child.name.lower() in PART_NAMES for child in folder.iterdir() if child.is_dir()):
+        return [Labelled(str(file), file, name) for file, name in class_folders(folder)]
     parts = find(str(data), several).parts
     part = next((parts[name] for name in PARTS if name in parts), None)
     if part is None or not len(part):

@@ -37,9 +37,7 @@ class Exhibit:
             assert self.draw is not None
             with drawn_in(theme):
                 figure = self.draw()
-                engine = figure.get_layout_engine()
-                if engine is not None:
-                    engine.execute(figure)
-                    figure.set_layout_engine("none")
+                figure.draw_without_rendering()  # which lays it out
+                figure.set_layout_engine("none")
             self.figures[theme] = figure
         return self.figures[theme]

@@ -9,6 +9,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from ..config import Size
+from ..errors import ConfigError
 from ..models import ViT
 from ..models.positions import coordinates
 from .watch import each_map
@@ -50,7 +51,9 @@ def attention_reach(model: ViT, batches: Iterable[Tensor]) -> Reach:
     for images in batches:
         each_map(model, images, reduce)
         count += len(images)
-    distance, entropy = (sums / max(count, 1)).numpy()
+    if not count:
+        raise ConfigError("There are no images to follow attention in; was the iterator used up before?")
+    distance, entropy = (sums / count).numpy()
     return Reach(distance, entropy, count, config.num_patches)
 
 

@@ -14,6 +14,7 @@ from ..classifier import Classifier
 from ..figures.exhibit import Exhibit
 from ..models import ViT
 from ..models.resnet import FeatureMap
+from ..report.text import plural
 from .distance import attention_reach
 from .explain import BY_CLASS, default_method, explain, methods_for
 from .filters import embedding_filters
@@ -33,6 +34,7 @@ DRAWN = 4  # pictures in a figure of overlays
 CLASSES = 3  # "why this one?" is asked of so many
 JUDGED = 6  # pictures of the deletion and insertion curves, which cost most of an inspection's time
 RUINED = 2  # pictures of the randomisation check
+IMPROBABLE = 0.01  # a class below this cannot lose enough for a map of it to be judged
 NO_ATTENTION = "A ResNet has no tokens and no attention, so there is nothing to draw here."
 NO_BLOCKS = "A model without blocks has no attention, so there is nothing to draw here."
 
@@ -165,11 +167,11 @@ def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit])
 
     reach = attention_reach(model, subject.batches())
     first, last = reach.distance[0].mean(), reach.distance[-1].mean()
-    seen = f"Mean over {reach.images} pictures: {first:.0f} pixels in the first layer, {last:.0f} in the last; "
-    seen += (
-        f"Spearman's rank correlation of depth with the layers' means is {reach.growth:.2f}. Class and other prefix "
+    seen = (
+        f"Mean over {plural(reach.images, 'picture')}: {first:.0f} pixels in the first layer, {last:.0f} in the last; "
     )
-    seen += "tokens are left out."
+    seen += f"Spearman's rank correlation of depth with the layers' means is {reach.growth:.2f}."
+    seen += " Class and other prefix tokens are left out." if model.config.num_prefix else ""
     paper = (
         "In the paper some heads of the lowest layers look at the whole image already, others stay close; with depth "
     )
@@ -184,8 +186,8 @@ def walk_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) 
 
     walk = walk_through(model, subject.pictures.pixels[0].numpy(), subject.images[0])
     scores = [(label, share) for label, _, share in subject.scores(0, 5)]
-    seen = "From pixels to probabilities. Colours of the last row but one are the three strongest directions among the "
-    seen += "tokens of that block: patches of one colour are alike to the model."
+    seen = "From pixels to probabilities. The colours of step 4 are the three strongest directions among the tokens of "
+    seen += "that block: patches of one colour are alike to the model."
     draw = partial(walk_figure, walk, scores, reader(model), looker(model), model.config)
     paper = "The paper's Figure 1, with the numbers of this very picture."
     arrays = {"embedded": walk.embedded, "entering": walk.entering, "attention": walk.attention, "logits": walk.logits}
@@ -250,10 +252,14 @@ def classes_exhibit(subject: Subject) -> Exhibit:
     from .drawing.looking import classes_figure
 
     scores, method = subject.scores(0, CLASSES), default_method(subject.model)
+    if subject.label is not None and subject.label not in [index for _, index, _ in scores]:
+        everything = subject.scores(0, len(subject.classifier.labels))
+        scores = [*scores[:-1], next(score for score in everything if score[1] == subject.label)]
     asked = torch.tensor([index for _, index, _ in scores])
     maps = explain(subject.model, subject.images[:1].expand(len(asked), -1, -1, -1), asked, method)
     drawn = [subject.overlaid(0, heat) for heat in maps]
-    seen = f"The first picture asked about its most probable classes, by {method}."
+    also = " and the one that was asked for" if subject.label is not None else ""
+    seen = f"The first picture asked about its most probable classes{also}, by {method}."
     pairs = [(label, share) for label, _, share in scores]
     draw = partial(classes_figure, subject.pictures.whole[0], pairs, drawn)
     return Exhibit(name, title, seen, "", draw, {"maps": maps})
@@ -283,11 +289,19 @@ def trust_exhibit(subject: Subject) -> Exhibit:
 
 def verdict(curves: dict[str, Curves], ranked: Sequence[str], pictures: int, ruined: int) -> str:
     """Which map to believe, in words."""
-    if gap(curves[ranked[0]]) <= gap(curves[RANDOM]):
-        said = f"Over {pictures} pictures no way beats a random order: none of these maps is to be trusted here."
+    chance, best = gap(curves[RANDOM]), ranked[0]
+    over = f"Over {plural(pictures, 'picture')}"
+    least = float(curves[best].deletion[:, 0].mean())
+    if least < IMPROBABLE:
+        return f"{over} the class has a probability of {least:.1%} only, so there is nothing to take away: no verdict."
+    worse = [method for method in ranked if gap(curves[method]) <= chance]
+    if best in worse:
+        said = f"{over} no way beats a random order: none of these maps is to be trusted here."
     else:
-        said = f"Over {pictures} pictures, {ranked[0]} tells most of what this model uses: its areas differ most."
-    return f"{said} A map that hardly changes when weights are shuffled ({ruined} pictures) did not come from learning."
+        said = f"{over} {best} tells most of what this model uses: insertion exceeds deletion by the most."
+        said += f" No better than a random order: {', '.join(worse)}." if worse else ""
+    checked = plural(ruined, "picture")
+    return f"{said} A map that hardly changes when weights are shuffled ({checked}) did not come from learning."
 
 
 def gap(curves: Curves) -> float:
@@ -308,9 +322,11 @@ def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit])
 
     norms = token_norms(model, subject.images[0])
     worst = max(outlier_share(stage) for stage in norms)
-    seen = "In the first picture no token is three times as long as the median of its stage: no artefacts."
+    seen = "Each stage by itself, logarithmic. In the first picture "
     if worst:
-        seen = f"In the first picture, at the worst stage, {worst:.1%} of the tokens have over three times the median."
+        seen += f"{worst:.1%} of the tokens of the worst stage have over three times the median."
+    else:
+        seen += "no token is three times as long as the median of its stage: no artefacts."
     seen += " Large models tend to keep global notes in a few long tokens of dull patches; registers cure that."
     view = as_picture(subject.pictures.pixels[0].numpy())
     return exhibit(seen, "", partial(norms_figure, view, norms), {"norms": norms})

@@ -43,12 +43,22 @@ def explain(model: ViT | FeatureMap, images: Tensor, classes: Tensor, method: Me
     if method not in methods_for(model.config):
         can = ", ".join(methods_for(model.config)) or "none: it has no blocks"
         raise ConfigError(f"This model cannot be explained by {method}, only by: {can}.")
+    check_classes(images, classes, model.config.num_classes)
     at_once = images_at_once(model)
     parts = [
         one_pass(model, images[i : i + at_once], classes[i : i + at_once], method)
         for i in range(0, len(images), at_once)
     ]
     return torch.cat(parts).float().cpu().numpy()
+
+
+def check_classes(images: Tensor, classes: Tensor, count: int) -> None:
+    if not images.is_floating_point():
+        raise ConfigError("explain takes normalised images (B, C, H, W): classifier.preprocess.normalise makes them.")
+    if not isinstance(classes, Tensor) or classes.shape != (len(images),):
+        raise ConfigError(f"explain takes one class for each of the {len(images)} images: torch.tensor([3, ...]).")
+    if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < count:
+        raise ConfigError(f"The model has the classes 0 to {count - 1}; {classes.tolist()} has others.")
 
 
 def one_pass(model: ViT | FeatureMap, images: Tensor, classes: Tensor, method: Method) -> Tensor:

@@ -4,7 +4,7 @@ Maps are read from where the model reads its answer: the class token's row (with
 two), the mean over all patches where it averages them, the probe's where it pools by attention.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -83,6 +83,8 @@ def rollout(model: ViT, images: Tensor, fusion: Fusion = "mean", discard: float 
         discard: the part of each row's smallest weights that is left out, below 1.
     """
     require_blocks(model)
+    if fusion not in get_args(Fusion):
+        raise ConfigError(f"fusion must be one of {', '.join(get_args(Fusion))}, not {fusion!r}.")
     if not 0 <= discard < 1:
         raise ConfigError(f"discard must be at least 0 and below 1, not {discard}.")
     found: list[Tensor] = []

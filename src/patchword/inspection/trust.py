@@ -117,7 +117,7 @@ def ruins(model: ViT | FeatureMap, images: Tensor, seed: int = 0) -> Iterator[Vi
     for chosen in (heads, upper, set(names)):
         ruined = copy.deepcopy(model)
         shuffle(ruined, chosen, torch.Generator().manual_seed(seed))
-        measure_again(ruined, images)
+        measure_again(ruined, chosen, images)
         yield ruined
 
 
@@ -130,9 +130,10 @@ def shuffle(model: nn.Module, names: set[str], generator: torch.Generator) -> No
 
 
 @torch.no_grad()
-def measure_again(model: nn.Module, images: Tensor) -> None:
-    """Batch norm gets the statistics of the shuffled model; with those of the old one it would blow up."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+def measure_again(model: nn.Module, shuffled: set[str], images: Tensor) -> None:
+    """Shuffled batch norms get the statistics of the shuffled model; with those of the old one it would blow up."""
+    named = ((name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm))
+    norms = [module for name, module in named if f"{name}.weight" in shuffled]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None

@@ -34,8 +34,8 @@ def evaluation_html(
     notes: Sequence[str] = (),
 ) -> str:
     """`facts` are lines of plain text: the model, the data, the speed."""
-    body = hero(graded, intervals[graded.headline]) + figures_table(graded, intervals)
-    body += table([(escape(key), escape(value)) for key, value in facts])
+    body = hero(graded, intervals[graded.headline]) + "<p></p>"
+    body += table([(escape(key), escape(value)) for key, value in facts]) + figures_table(graded, intervals)
     body += section("Against the other model", f"<p>{escape(comparison)}</p>" if comparison else "")
     body += section("What it confuses", confusion(graded), tag='div class="beside"')
     body += shown(exhibits)

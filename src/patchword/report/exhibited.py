@@ -27,7 +27,8 @@ def figure(exhibit: Exhibit) -> str:
     look = ' class="wide"' if width > WIDE else ""  # on a phone it is scrolled, since shrunk it could not be read
     image = f'<img{look} src="{light}" alt="{escape(exhibit.title)}. {escape(exhibit.seen)}">'
     paper = f"<p>{escape(exhibit.paper)}</p>" if exhibit.paper else ""
-    drawn = f'<figure class="drawn"><div class="scroll"><picture>{source}{image}</picture></div>{paper}</figure>'
+    aside = '<p class="aside">Wider than this screen: push it sideways.</p>' if look else ""
+    drawn = f'<figure class="drawn"><div class="scroll"><picture>{source}{image}</picture></div>{aside}{paper}</figure>'
     return drawn + listing(exhibit.table)
 
 

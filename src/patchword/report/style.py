@@ -18,6 +18,8 @@ p{margin:0 0 12px}
 .kind{margin:0;font-size:.9rem}
 .lead{max-width:46em;margin-bottom:18px}
 figure{margin:0}
+.aside{display:none}
+@media(max-width:720px){figure>p.aside{display:block}}
 figure>p{font-size:.875rem;margin:8px 0 0;max-width:46em}
 figure.confusion>p{contain:inline-size}
 .hero{display:grid;grid-template-columns:auto 1fr;gap:10px 36px;align-items:center;background:var(--wash);

@@ -77,6 +77,7 @@ def create_app(
     token: str | None = None,
     threads: int | None = None,
     log: TextIO | None = None,
+    name: str = "",
 ) -> FastAPI:
     """An app for any ASGI server; the model's process starts and ends with it."""
     checkpoint = model.checkpoint if isinstance(model, Classifier) else model
@@ -99,7 +100,7 @@ def create_app(
         title="patchword", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         openapi_url="/v1/openapi.json", description="Classify pictures, and see why.",
     )  # fmt: skip
-    app.state.meters = meters
+    app.state.meters, app.state.name = meters, name
     add_errors(app)
     add_house(app, meters)
     app.include_router(router)
@@ -116,7 +117,11 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_way(request: Request, error: HTTPException) -> Response:
-        return Problem(error.status_code, str(error.detail), dict(error.headers or {})).response(request_id(request))
+        headers = dict(error.headers or {})
+        said = {404: "There is nothing at this path; /v1/openapi.json lists what there is."}
+        said[405] = f"This path takes {headers.get('Allow', 'another method')}, not {request.method}."
+        detail = said.get(error.status_code, str(error.detail))
+        return Problem(error.status_code, detail, headers).response(request_id(request))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -163,7 +168,7 @@ def constant(content: bytes, kind: str) -> Any:
 @router.get("/model")
 async def about(request: Request) -> dict[str, Any]:
     """What is served: labels, preprocessing, provenance, temperature."""
-    return described(service_of(request))
+    return {"name": request.app.state.name, **described(service_of(request))}
 
 
 @router.post("/predict", openapi_extra=PICTURES)
@@ -231,11 +236,20 @@ async def embed(request: Request) -> Response:
 async def answered(request: Request, work: Any, whole: bool = False) -> Response:
     """One result for each picture; if none could be read, the request failed."""
     service = service_of(request)
+    check_parameters(request)
     pictures = await uploads(request, service.limits)
     results = await service.while_connected(request, service.each(pictures, work, whole))
     if all("error" in each for each in results):
-        raise Problem(422, " ".join(each["error"] for each in results[:3]))
+        raise Problem(422, " ".join(f"{each['name']}: {each['error']}" for each in results[:3]))
     return JSONResponse({"results": results, "request_id": request_id(request)})
+
+
+def check_parameters(request: Request) -> None:
+    """A parameter that is not there would otherwise be passed over, and its wish with it."""
+    known = sorted(parameter.alias for parameter in request.scope["route"].dependant.query_params)
+    for name in request.query_params:
+        if name not in known:
+            raise Problem(422, f"There is no parameter {name[:40]!r} here, only {', '.join(known) or 'none at all'}.")
 
 
 def service_of(request: Request) -> Service:
@@ -274,7 +288,7 @@ def described(service: Service) -> dict[str, Any]:
         "family": checkpoint.family,
         "provenance": checkpoint.provenance,
         "methods": list(service.methods),
-        "limits": {"body": service.limits.body, "files": service.limits.files, "pixels": service.limits.pixels},
+        "limits": vars(service.limits),
     }
     if isinstance(config, ViTConfig):
         said |= {"grid": list(config.grid), "layers": config.depth, "heads": config.num_heads}

@@ -36,6 +36,10 @@ class Meters:
         said = {"method": method, "path": path, "status": status, "milliseconds": round(1000 * seconds, 1)}
         self.log("answered", request_id=request_id, **said)
 
+    def restarted(self) -> None:
+        self.restarts.inc()
+        self.log("the model's process died and is started again")
+
     def log(self, event: str, **fields: Any) -> None:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **fields}
         print(json.dumps(row), file=self.out or sys.stderr, flush=True)

@@ -14,7 +14,7 @@ TITLES = {
     415: "Not a kind of content that is read here",
     422: "The request cannot be fulfilled",
     500: "A fault of the server",
-    503: "Too busy",
+    503: "Not just now",
     504: "The answer took too long",
 }
 

@@ -50,7 +50,7 @@ class Service:
         self.checkpoint, self.limits, self.meters = checkpoint, limits, meters
         self.preprocess: Preprocess = checkpoint.preprocess
         self.labels = checkpoint.labels or tuple(str(i) for i in range(checkpoint.config.num_classes))
-        self.worker = Worker(checkpoint, threads, meters.restarts.inc)
+        self.worker = Worker(checkpoint, threads, meters.restarted)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
         self.decoding = asyncio.Semaphore(DECODERS)
         self.batcher = Batcher(self.worker, limits, meters)
@@ -89,7 +89,10 @@ class Service:
             picture = load_image(upload.data, mode=mode, at_least=at_least, max_pixels=most)
             pixels = self.preprocess.pixels(picture)
         except ImageError as error:
-            return str(error).removeprefix("Cannot read <bytes>: ")
+            said = str(error).removeprefix("Cannot read <bytes>: ")
+            if "pixels" in said:  # the words for a user of the library speak of an argument, or know no limit
+                said = f"it has more pixels than the {most:,} allowed. Shrink it first."
+            return said
         except (ValueError, MemoryError) as error:
             return f"it cannot be brought to the model's size ({error})."
         width, height = picture.size

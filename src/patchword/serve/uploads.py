@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from .limits import Limits
 from .problems import Problem
 
 WAYS = (
-    'Send a picture as a form with files, as the body itself (Content-Type: image/jpeg), or as JSON {"image": BASE64}.'
+    "Send a picture as a form with files, as the body itself (Content-Type: image/jpeg), or as JSON: "
+    '{"image": BASE64} or {"images": [BASE64, ...]}.'
 )
 
 MOST_MARKS = 1000  # commas, colons and brackets of a JSON request; base64 has none of them
@@ -47,6 +49,10 @@ async def from_form(request: Request, limits: Limits) -> list[Upload]:
         async with request.form(max_files=limits.files, max_fields=limits.files, max_part_size=limits.body) as form:
             files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
             return [Upload(clean(file.filename), await file.read()) for file in files]
+    except HTTPException as error:
+        if "Too many files" in str(error.detail):
+            raise too_many(limits) from None
+        raise
     except UnicodeError:
         raise Problem(400, "The form is not in the encoding that it names.") from None
 
@@ -69,15 +75,19 @@ def from_json(body: bytes, limits: Limits) -> list[Upload]:
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         raise Problem(422, '"images" must be a list of base64 texts, "image" one of them.')
     if len(given) > limits.files:
-        raise Problem(422, f"A request may have {limits.files} pictures, not {len(given)}.")
-    return [Upload(f"picture {number}", decoded(text)) for number, text in enumerate(given, 1)]
+        raise too_many(limits)
+    return [Upload(f"picture {number}", decoded(text, number)) for number, text in enumerate(given, 1)]
 
 
-def decoded(text: str) -> bytes:
+def too_many(limits: Limits) -> Problem:
+    return Problem(422, f"A request may have {limits.files} pictures. Send the others in another one.")
+
+
+def decoded(text: str, number: int) -> bytes:
     """Base64, with or without the head of a data address."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Problem(422, "A picture is not valid base64.") from None
+        raise Problem(422, f"Picture {number} is not valid base64.") from None

@@ -10,8 +10,9 @@ import multiprocessing
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -53,7 +54,8 @@ class Worker:
         arguments = (theirs, self.packed, self.threads)
         process = CONTEXT.Process(target=serve_model, args=arguments, daemon=True, name="patchword model")
         try:
-            process.start()
+            with deaf():
+                process.start()
         finally:
             theirs.close()  # so that the death of the process is the end of the connection
         self.process = process
@@ -96,6 +98,20 @@ class Worker:
         self.pool.shutdown(wait=False)
 
 
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """What is started within is never told to stop by a terminal or a service manager, which tell the whole group."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which unblocks them again when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # children inherit the mask
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def packed(checkpoint: Checkpoint) -> bytes:
     """As bytes, tensors as arrays: torch's own way to send tensors shares memory with a process that may be killed."""
     tensors = {n: t.detach().float() if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
@@ -107,7 +123,7 @@ def packed(checkpoint: Checkpoint) -> bytes:
 
 def serve_model(connection: Connection, said: bytes, threads: int | None) -> None:
     """What the process does until it is told to end, or its parent is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager tells the whole group, too early
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where signals cannot be masked
         signal.signal(number, signal.SIG_IGN)
     if threads is not None:
         torch.set_num_threads(threads)

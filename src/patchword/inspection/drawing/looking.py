@@ -19,9 +19,9 @@ def methods_figure(
 ) -> Figure:
     """A row for each picture: the picture, then each way to explain it."""
     columns = {"": list(pictures), **overlays}
-    tallest = min(1.4, max(picture.height / picture.width for picture in pictures))
-    figure = new_figure(2.0 * len(columns), (1.95 * tallest + 0.3) * len(pictures) + 0.1)
-    panels = figure.subplots(len(pictures), len(columns), squeeze=False)
+    tall = [min(1.4, max(0.2, picture.height / picture.width)) for picture in pictures]
+    figure = new_figure(2.0 * len(columns), 1.95 * sum(tall) + 0.3 * len(pictures) + 0.1)
+    panels = figure.subplots(len(pictures), len(columns), squeeze=False, height_ratios=[t + 0.1 for t in tall])
     for row, title in enumerate(titles):
         for column, (name, images) in enumerate(columns.items()):
             axes = bare(panels[row, column], (name if row == 0 else "") if column else "")

@@ -14,7 +14,8 @@ MOST_LAYERS = 8
 
 
 def norms_figure(picture: Image.Image, norms: np.ndarray) -> Figure:
-    """What the model sees of a picture, then the lengths of its patch tokens at some stages, each by its own scale."""
+    """What the model sees of a picture, then the lengths of its patch tokens at some stages, each by its own scale,
+    logarithmic: otherwise a few long ones would leave the rest in one colour."""
     stages = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), MOST_LAYERS)).round().astype(int))
     columns = min(len(stages) + 1, 5)
     rows = -(-(len(stages) + 1) // columns)
@@ -25,7 +26,7 @@ def norms_figure(picture: Image.Image, norms: np.ndarray) -> Figure:
         name = "as it enters" if stage == 0 else f"after block {stage}"
         largest, median = norms[stage].max(), np.median(norms[stage])
         bare(axes, f"{name}\nmedian {median:.3g}, largest {largest:.3g}", 8.5)
-        axes.imshow(norms[stage], cmap=MAP, vmin=0, interpolation="nearest")
+        axes.imshow(np.log(np.maximum(norms[stage], 1e-12)), cmap=MAP, interpolation="nearest")
     for axes in panels[1 + len(stages) :]:
         axes.set_axis_off()
     return figure

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ...figures.theme import new_figure, plotted, theme
+from ..explain import METHODS
 from ..trust import RANDOM, Curves
 
 
@@ -12,8 +13,7 @@ def trust_figure(curves: dict[str, Curves]) -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     plotted(panels[0], "Deletion: lower is better", "part of the picture taken away", "probability of the class")
     plotted(panels[1], "Insertion: higher is better", "part of the picture shown", "")
-    named = [name for name in curves if name != RANDOM]
-    colours = dict(zip(named, theme().series, strict=False)) | {RANDOM: theme().soft}
+    colours = dict(zip(METHODS, theme().series, strict=True)) | {RANDOM: theme().soft}  # the same on every page
     for name, found in curves.items():
         style = {"linestyle": (0, (3, 3))} if name == RANDOM else {}
         for axes, values in zip(panels, (found.deletion, found.insertion), strict=True):

@@ -21,7 +21,7 @@ def walk_figure(walk: Walk, scores: Sequence[tuple[str, float]], pool: str, look
     rows: Sequence[SubFigure] = figure.subfigures(5, 1, height_ratios=(3.2, 1.15, 2.9, 2.45, 1.9))  # type: ignore[assignment]
     draw_cut(rows[0], walk)
     draw_sequence(rows[1], walk, config.stem != "linear")
-    draw_embedding(rows[2], walk)
+    draw_embedding(rows[2], walk, config.stem != "linear")
     draw_blocks(rows[3], walk, looker, config.attention)
     draw_head(rows[4], scores, pool)
     return figure
@@ -52,11 +52,12 @@ def draw_sequence(part: SubFigure, walk: Walk, stem: bool) -> None:
         axes.text(1.0, 0.5, note, transform=axes.transAxes, va="center", color=theme().soft)
 
 
-def draw_embedding(part: SubFigure, walk: Walk) -> None:
+def draw_embedding(part: SubFigure, walk: Walk, stem: bool) -> None:
     dim = walk.embedded.shape[1]
     first = f" (the first {DIMENSIONS} shown)" if dim > DIMENSIONS else ""
     added = "; its position is added" if walk.positions is not None else ""
-    heading(part, f"3  A linear map makes each a vector of {dim} numbers{first}{added}")
+    what = "Each enters as a vector" if stem else "A linear map makes each a vector"
+    heading(part, f"3  {what} of {dim} numbers{first}{added}")
     panels = [("patch embedding", walk.embedded)]
     panels += [("+  positions", walk.positions)] if walk.positions is not None else []
     tokens = f"{walk.prefix} + {len(walk.embedded)}" if walk.prefix else str(len(walk.embedded))

@@ -2,7 +2,7 @@
 // One picture at a time is shown; all that were given stay in `items`. Nothing is stored, nothing leaves but to this server.
 const $ = id => document.getElementById(id);
 const items = [];
-let current = null, model = null, patch = null, token = "", turn = 0;
+let current = null, model = null, patch = null, token = "", turn = 0, trouble = "";
 
 const RAMP = [[0, 72, 24, 120], [0.4, 190, 40, 110], [0.7, 250, 120, 50], [1, 255, 240, 130]];
 
@@ -22,7 +22,10 @@ async function ask(path, file) {
   let response;
   try { response = await fetch(path, options); } catch { throw new Error("The server does not answer. Is it still running?"); }
   const said = await response.json().catch(() => ({}));
-  if (response.status === 401) $("key").hidden = false;
+  if (response.status === 401) {
+    $("key").hidden = false;
+    throw new Error(token ? "This is not the server's token." : "This server asks for a token: type it below.");
+  }
   if (!response.ok) throw new Error(said.detail || "The server answered " + response.status + ".");
   return said;
 }
@@ -33,10 +36,11 @@ function tell(text, wrong = false) {
 }
 
 async function begin() {
-  try { model = await ask("v1/model"); } catch (error) { tell(error.message, true); return; }
+  try { model = await ask("v1/model"); } catch (error) { trouble = error.message; tell(trouble, true); return; }
   $("key").hidden = true;
   const size = model.config.image_size.join(" x ");
-  $("about").textContent = `${model.architecture}, ${model.labels.length} classes, ${size} pixels`;
+  const kind = `${model.architecture}, ${model.labels.length} classes, ${size} pixels`;
+  $("about").textContent = model.name ? `${model.name}: ${kind}` : kind;
   fill($("method"), model.methods.map(name => [name, name]));
   document.querySelector("input[value=attention]").parentNode.hidden = !model.layers;
   document.querySelector("input[value=why]").parentNode.hidden = !model.methods.length;
@@ -53,16 +57,20 @@ function fill(select, pairs, chosen) {
   select.replaceChildren(...pairs.map(([value, text]) => new Option(text, value, false, value === chosen)));
 }
 
+const few = numbers => numbers.map(n => Number(n.toPrecision(4))).join(", ");
+
 function facts() {
   const rows = {
     parameters: model.parameters.toLocaleString("en"),
     "came from": model.family,
-    prepared: `${model.preprocess.resize}, crop ${model.preprocess.crop}, mean ${model.preprocess.mean}, std ${model.preprocess.std}`,
+    prepared: `${model.preprocess.resize}, crop ${model.preprocess.crop}, mean ${few(model.preprocess.mean)}, std ${few(model.preprocess.std)}`,
     temperature: String(Math.round(model.temperature * 1000) / 1000),
     classes: model.labels.slice(0, 12).join(" · ") + (model.labels.length > 12 ? ` · and ${model.labels.length - 12} more` : ""),
   };
+  for (const [part, figures] of Object.entries(model.provenance?.metrics || {}))
+    if (figures?.top1 !== undefined) rows[`accuracy, ${part}`] = `${percent(figures.top1)} of ${figures.n} pictures`;
   for (const [key, value] of Object.entries(model.provenance || {}))
-    if (typeof value !== "object") rows[key] = String(value);
+    if (typeof value !== "object" && key !== "step") rows[key] = String(value);
   $("facts").replaceChildren(...Object.entries(rows).flatMap(([key, value]) => {
     const term = document.createElement("dt"), text = document.createElement("dd");
     term.textContent = key; text.textContent = value;
@@ -103,17 +111,20 @@ async function show(item) {
   tell("Looking at " + item.name + " …");
   try {
     await started;
-    if (!model) throw new Error("the model is not known yet.");
+    if (!model) throw new Error(trouble);
     item.result = item.result || (await ask("v1/predict?top=5", item.file)).results[0];
     item.image = item.image || await picture(item);
   } catch (error) {
+    item.button.classList.add("wrong"); item.button.title = `${item.name}: ${error.message}`;
     if (mine === turn) { tell(`${item.name}: ${error.message}`, true); $("canvas").hidden = true; $("drop").classList.remove("full"); }
     return;
   }
   if (mine !== turn) return;
   item.chosen = item.chosen ?? item.result.predictions[0].index;
   const best = item.result.predictions[0];
-  tell(`${item.name}: ${percent(best.probability)} ${best.label}`);
+  item.button.classList.remove("wrong"); item.button.title = `${item.name}: ${best.label}`;
+  const unseen = item.image ? "" : ". This browser cannot show such a file, so the map lies on grey";
+  tell(`${item.name}: ${percent(best.probability)} ${best.label}${unseen}`);
   scores();
   $("controls").hidden = false;
   $("canvas").hidden = false;

@@ -1,0 +1,54 @@
+"""Calibration of a model before and after a temperature that was fitted on other pictures.
+
+    python benchmarks/calibration.py MODEL FOLDER
+
+The pictures are dealt into two halves; each half's logits are divided by the temperature that fits the other half best.
+Prints ECE, adaptive ECE, NLL and Brier with their 95 % intervals, before and after; writes results/calibration.json.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import write_result
+
+from patchword.classifier import Classifier
+from patchword.data.folders import match_classes
+from patchword.evaluation import Tally, labelled_pictures
+from patchword.evaluation.calibration import fit_temperature
+
+SHOWN = ("top1", "nll", "brier", "ece", "ece_adaptive")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("folder")
+    args = parser.parse_args()
+    classifier = Classifier.load(args.model)
+    pictures = labelled_pictures(args.folder)
+    labels = classifier.checkpoint.labels
+    indices = match_classes(sorted({str(p.label) for p in pictures}), labels, classifier.checkpoint.config.num_classes)
+    rows = list(classifier.stream(p.picture for p in pictures))
+    assert all(isinstance(row, torch.Tensor) for row in rows), "every picture can be read"
+    logits = np.stack([row.numpy() for row in rows])  # type: ignore[union-attr]
+    targets = np.array([indices[str(p.label)] for p in pictures])
+    half = np.random.default_rng(0).permutation(len(targets)) % 2
+    temperatures = [fit_temperature(logits[half == k], targets[half == k]) for k in (0, 1)]
+    divided = logits / np.where(half == 0, temperatures[1], temperatures[0])[:, None]
+    found: dict[str, Any] = {"temperatures": [round(t, 4) for t in temperatures]}
+    for name, values in (("before", logits), ("after", divided)):
+        tally = Tally()
+        tally.add(torch.from_numpy(values), targets.tolist())
+        figures, intervals = tally.detailed(logits.shape[1])
+        found[name] = {key: {"value": figures[key], "interval": intervals[key]} for key in SHOWN}
+        shown = [f"{key} {figures[key]:.4f} ({intervals[key][0]:.4f} to {intervals[key][1]:.4f})" for key in SHOWN]
+        print(name, *shown, sep="\n  ")
+    command = f"benchmarks/calibration.py {Path(args.model).parent.name} {Path(args.folder).name}"
+    print(write_result("calibration", {"command": command, "pictures": len(targets), **found}))
+
+
+if __name__ == "__main__":
+    main()
