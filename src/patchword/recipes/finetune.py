@@ -14,5 +14,7 @@ config = Config(
     schedule=ScheduleConfig(warmup=0.1),
     batch_size=32,
     epochs=10,
+    early_scale=0.7,
+    early_part=0.6,
     ema=0.995,
 )
