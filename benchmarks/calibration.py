@@ -7,7 +7,6 @@ Prints ECE, adaptive ECE, NLL and Brier with their 95 % intervals, before and af
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ def main() -> None:
         found[name] = {key: {"value": figures[key], "interval": intervals[key]} for key in SHOWN}
         shown = [f"{key} {figures[key]:.4f} ({intervals[key][0]:.4f} to {intervals[key][1]:.4f})" for key in SHOWN]
         print(name, *shown, sep="\n  ")
-    command = f"benchmarks/calibration.py {Path(args.model).parent.name} {Path(args.folder).name}"
+    command = f"benchmarks/calibration.py {shown(args.model)} {shown(args.folder)}"
     print(write_result("calibration", {"command": command, "pictures": len(targets), **found}))
 
 

@@ -9,12 +9,11 @@ areas with their standard errors, and how often each way beats a random order on
 import argparse
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import write_result
+from harness import shown, write_result
 
 from patchword.classifier import Classifier
 from patchword.inspection import explain, methods_for
@@ -59,11 +58,6 @@ def main() -> None:
         print(f"  beats random {each['beats_random']:.0%}  {1000 * each['seconds_a_picture']:.0f} ms")
     content = {"command": f"benchmarks/explanations.py {shown(args.model)} {shown(args.folder)}", "steps": STEPS}
     print(write_result("explanations", {**content, "pictures": len(pixels), "methods": rows}))
-
-
-def shown(path: str) -> str:
-    """The last two parts of a path, which say what it is without saying where."""
-    return "/".join(Path(path).parts[-2:])
 
 
 def row(name: str, areas: np.ndarray, chance: np.ndarray) -> dict[str, Any]:

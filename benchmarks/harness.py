@@ -61,6 +61,11 @@ def matmul_peak() -> float:
     return 2 * 1024**3 / min(times) / 1e12
 
 
+def shown(path: str) -> str:
+    """The last two parts of a path, which say what it is without saying where."""
+    return "/".join(Path(path).parts[-2:])
+
+
 def write_result(name: str, content: dict[str, Any]) -> Path:
     """results/NAME.json; a dirty tree is marked, since its commit does not say what ran."""
     root = RESULTS.parent

@@ -12,10 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-from harness import write_result
+from harness import shown, write_result
 
 LARGE = """
 import torch, patchword as pw
@@ -43,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchword", "inspect", args.model, args.folder, "--out", f"{folder}/seen"]
-        found = {f"inspect {Path(args.model).parent.name}, 64 pictures": measured(command)}
+        found = {f"inspect {shown(args.model)}, 64 pictures": measured(command)}
     found["attention distance of B/16 at 384, 32 pictures"] = measured([sys.executable, "-c", LARGE])
     for name, figures in found.items():
         print(f"{name:50} {figures['seconds']:6.1f} s  {figures['peak_gib']:.2f} GiB")

@@ -7,9 +7,8 @@ draws of the shots.
 """
 
 import argparse
-from pathlib import Path
 
-from harness import write_result
+from harness import shown, write_result
 
 from patchword.probing import probe
 
@@ -23,7 +22,7 @@ def main() -> None:
     found = probe(args.model, args.data, seeds=args.seeds)
     for name, accuracy, spread in found.rows():
         print(f"{name:10} {accuracy:.2%}" + (f" +- {spread:.2%}" if spread is not None else ""))
-    command = f"benchmarks/probes.py {Path(args.model).parent.name} {Path(args.data).name} --seeds {args.seeds}"
+    command = f"benchmarks/probes.py {shown(args.model)} {shown(args.data)} --seeds {args.seeds}"
     print(write_result("probes", {"command": command, **found.to_json()}))
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import write_result
+from harness import shown, write_result
 
 from patchword.classifier import Classifier
-from patchword.data.images import list_images, load_image
+from patchword.data.images import list_images
 
 PICTURES = 200
 WARM = 5.0  # seconds that are not counted
@@ -133,7 +133,6 @@ def main() -> None:
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
     files = list_images(args.folder)[:: max(1, len(list_images(args.folder)) // PICTURES)][:PICTURES]
-    files = [file for file in files if load_image(file)]
     expected = [classifier(file, top=1).scores[0].index for file in files]
     limits = alone(classifier, files)
     print(f"model alone {limits['model']} images/s; with decoding on the same cores {limits['allowed']}")
@@ -147,7 +146,7 @@ def main() -> None:
         found[name]["wrong"] = sum(status != 200 or index != expected[p] for p, status, index in answers)
         print(name, found[name])
     ratio = found["batching"]["images_per_second"]
-    content = {"command": "benchmarks/serve_load.py vit_ti16_augreg_in1k imagenet1000", "clients": args.clients}
+    content = {"command": f"benchmarks/serve_load.py {shown(args.model)} {shown(args.folder)}", "clients": args.clients}
     content |= {"seconds": args.seconds, "alone": limits, **found}
     content["part_of_what_the_cores_allow"] = round(ratio / limits["allowed"], 3)
     content["times_without_batching"] = round(ratio / found["without batching"]["images_per_second"], 2)

@@ -222,6 +222,8 @@ def test_fields_from_the_command_line() -> None:
     assert rest == ["predict", "m", "a.png", "--top", "3", "b.png"]
     model_fields = {"image_size": [32, 64], "pooling": "average", "norm_eps": 1e-5, "class_token": False}
     assert fields == {**model_fields, "mean": [0.5, 0.4, 0.3], "std": 0.5}
+    for words in (["--image-size", "224x320", "ax.png"], ["--image-size=224x320", "ax.png"]):
+        assert cli.take_fields(words, model_flags()) == (["ax.png"], {"image_size": [224, 320]})
 
 
 def test_labels_must_be_a_list(model: Path, data: Path, tmp_path: Path) -> None:

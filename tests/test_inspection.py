@@ -654,8 +654,16 @@ def test_a_verdict_needs_a_class_to_lose() -> None:
     chance = trust.Curves(np.full((1, 11), 0.5), np.full((1, 11), 0.5))
     assert "no verdict" in verdict({"gradcam": flat, trust.RANDOM: flat}, ["gradcam"], 1, 1)
     said = verdict({"relevance": chance, "tokens": low, trust.RANDOM: low}, ["relevance", "tokens"], 2, 2)
-    assert "relevance tells most" in said and "No better than a random order: tokens" in said
+    assert (
+        "relevance tells most" in said
+        and "Not clearly better than a random order: tokens" in said
+        and "So few pictures" in said
+    )
     assert "none of these maps" in verdict({"tokens": low, trust.RANDOM: high}, ["tokens"], 2, 2)
+    noise = np.array([0.9, -0.8, 0.7, -0.6, 0.5, -0.3])[:, None]  # better on average, but who knows
+    shaky = trust.Curves(np.full((6, 11), 0.5) - noise / 2, np.full((6, 11), 0.5) + noise / 2)
+    even = trust.Curves(np.full((6, 11), 0.5), np.full((6, 11), 0.5))
+    assert "none of these maps" in verdict({"tokens": shaky, trust.RANDOM: even}, ["tokens"], 6, 2)
 
 
 def test_a_label_that_two_classes_have() -> None:

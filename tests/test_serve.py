@@ -1,6 +1,7 @@
 """The server over a real socket: answers, limits, load, faults."""
 
 import base64
+import dataclasses
 import io
 import json
 import os
@@ -23,9 +24,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from starlette.testclient import TestClient
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
+from patchword.inspection import head_attention
+from patchword.serve import create_app
+from patchword.serve.limits import Limits
 from serving import Server, serving
 from test_cli import run
 from test_inspection import RESNETS, VITS, checkpoint_of
@@ -92,7 +97,7 @@ def test_explanations(server: Server, folder: Path) -> None:
     left, top, right, bottom = about["box"]
     assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
     why = post(server, "/v1/explain?label=2&method=rollout", data).json()["results"][0]["explanation"]
-    assert why["index"] == 2 and why["method"] == "rollout"
+    assert why["index"] is None and why["method"] == "rollout", "it knows no class"
     classifier = Classifier.load(folder)
     images = classifier.preprocess.normalise(classifier.pixels(data)[None])
     from patchword.inspection import rollout
@@ -107,9 +112,13 @@ def test_attention_and_features(server: Server, folder: Path) -> None:
     images = classifier.preprocess.normalise(classifier.pixels(data)[None])
     said = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
     tokens = said["rows"] * said["columns"] + said["prefix"]
-    values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens, tokens)
+    values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens + 1, tokens)
     weights = classifier.model.attention_maps(images, [2])[2][0, 2].detach().numpy()  # type: ignore[union-attr]
-    np.testing.assert_allclose(values / 255, weights / weights.max(axis=1, keepdims=True), atol=0.01)
+    prefix = said["prefix"]
+    expected = weights[:, prefix:] / weights[:, prefix:].max(axis=1, keepdims=True)
+    np.testing.assert_allclose(values[:-1, prefix:] / 255, expected, atol=0.01)
+    read = head_attention(classifier.model, images)[0, 2, 2].flatten().numpy()  # type: ignore[arg-type]
+    np.testing.assert_allclose(values[-1, prefix:] / 255, read / read.max(), atol=0.01)
     features = post(server, "/v1/embed", data).json()["results"][0]["features"]
     np.testing.assert_allclose(features, classifier.model.pooled(images)[0].detach().numpy(), rtol=1e-3, atol=1e-4)
 
@@ -329,9 +338,56 @@ def test_told_to_stop_while_it_starts(folder: Path, after: float) -> None:
 
 def test_unknown_parameters_are_told(server: Server) -> None:
     said = refused(post(server, "/v1/predict?topk=3", png()), 422)
-    assert "'topk'" in said and "explain, label, method, top" in said
+    assert "'topk'" in said and "explain, index, label, method, top" in said
     assert "/v1/openapi.json" in refused(httpx.get(f"{server.url}/v2"), 404)
     assert "takes POST, not GET" in refused(httpx.get(f"{server.url}/v1/predict"), 405)
+
+
+def test_slow_heads_and_odd_requests(server: Server) -> None:
+    """A head that does not come to its end, first or second on its connection, costs seconds; all is told in JSON."""
+    first, second, odd = (socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(3))
+    with first, second, odd:
+        odd.sendall(b"x\r\n\r\n")
+        first.sendall(b"GET /hea")
+        second.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        said = b""
+        while b"alive" not in said:
+            said += second.recv(4096)
+        second.sendall(b"G")
+        for each in (first, second):
+            each.settimeout(20)
+            assert each.recv(4096) == b"", "it was closed"
+    until(lambda: any("Invalid HTTP" in str(row.get("detail")) for row in server.events("uvicorn")))
+    assert all(line.startswith("{") for line in server.lines), "standard error is JSON throughout"
+
+
+def test_labels_that_look_like_indices(tmp_path: Path) -> None:
+    """Folders 0 to 11 are sorted as text, so class "10" has the index 2: index= means the index, label= the name."""
+    labels = tuple(sorted(str(i) for i in range(5)))
+    checkpoint = dataclasses.replace(checkpoint_of(VITS["class"]), labels=(*labels[:2], "4", "3", "2"))
+    write_checkpoint(tmp_path / "model", checkpoint)
+    with serving(tmp_path / "model", "--threads", 1) as each:
+        for query, index in (("index=2", 2), ("label=2", 4)):
+            about = post(each, f"/v1/explain?{query}", png()).json()["results"][0]["explanation"]
+            assert about["index"] == index and about["label"] == checkpoint.labels[index]  # type: ignore[index]
+        blind = post(each, "/v1/explain?index=1&method=rollout", png()).json()["results"][0]["explanation"]
+        assert blind["label"] is None and blind["index"] is None
+        refused(post(each, "/v1/explain?index=9", png()), 422)
+        refused(post(each, "/v1/predict?method=rollout", png()), 422)
+
+
+def test_a_stuck_worker_is_replaced(folder: Path) -> None:
+    limits = Limits(answering=1.0)
+    with TestClient(create_app(str(folder), limits, threads=1, log=io.StringIO())) as client:
+        service = client.app.state.service  # type: ignore[attr-defined]
+        os.kill(service.worker.process.pid, signal.SIGSTOP)
+        assert client.post("/v1/predict", content=png()).status_code in (503, 504)
+        until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
+
+
+def test_an_empty_token_is_no_token(folder: Path) -> None:
+    result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN="")
+    assert result.returncode == 2 and "not empty" in result.stderr
 
 
 def test_slow_senders_hold_nobody_up(server: Server) -> None:
@@ -391,10 +447,6 @@ def test_the_command_lines_that_are_written_down(place: str, folder: Path) -> No
 
 def test_embedding_in_another_app(folder: Path) -> None:
     """`create_app` with a Classifier, in this process, through ASGI."""
-    from starlette.testclient import TestClient
-
-    from patchword.serve import create_app
-
     checkpoint: Checkpoint = Classifier.load(folder).checkpoint
     with TestClient(create_app(Classifier(checkpoint), threads=1, log=io.StringIO())) as client:
         assert client.post("/v1/predict", content=png(), headers={"Content-Type": "image/png"}).status_code == 200

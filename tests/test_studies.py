@@ -78,23 +78,47 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        run_study(study, out, budget=10, say=stop)
+        run_study(study, out, budget=24, say=stop)
     first = json.loads((out / "results.json").read_text())["rows"]
     assert [row["x"] for row in first] == ["none"]
     stamp = (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns
-    rows = run_study(study, out, budget=10)
+    rows = run_study(study, out, budget=24)
     assert [row["x"] for row in rows] == ["none", "learned"] and rows[0] == first[0]
     assert (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns == stamp, "it was not run again"
     assert rows[0]["steps"] == rows[1]["steps"], "as many steps for both, laid down at the beginning"
     assert rows[1]["accuracy"] > 0.5 and rows[1]["n"] == 359
-    assert not (out / "runs/trial").exists()
     write_study(study, rows, out, {"cores": 2})
     page = (out / "report.html").read_text()
     assert "Do positions matter?" in page and f"{100 * rows[1]['accuracy']:.2f}" in page
     assert {"positions.png", "positions.svg", "positions.npz"} <= {p.name for p in out.iterdir()}
     other = Study("head", "t", "q", "p", "a", study.cells, "steps")
-    with pytest.raises(ConfigError, match="holds another study"):
-        run_study(other, out, budget=10)
+    with pytest.raises(ConfigError, match="another study"):
+        run_study(other, out, budget=24)
+    changed = [Cell(c.series, c.x, c.config.replace(batch_size=32)) for c in study.cells]
+    with pytest.raises(ConfigError, match="another cells"):
+        run_study(Study("positions", "t", "q", "p", "a", tuple(changed), "steps"), out, budget=24)
+
+
+def test_a_run_that_diverges_is_an_answer(tmp_path: Path) -> None:
+    wild = BASE.replace(optim=OptimConfig(lr=1e30, clip=0.0))
+    study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, wild), Cell("ViT", 2.0, BASE)), "steps")
+    rows = run_study(study, tmp_path / "study", budget=24)
+    assert rows[0]["accuracy"] is None and "not finite" in rows[0]["diverged"] and rows[1]["accuracy"] > 0.3
+    assert run_study(study, tmp_path / "study", budget=24) == rows
+    write_study(study, rows, tmp_path / "study", {})
+    assert "diverged" in (tmp_path / "study/report.html").read_text()
+
+
+def test_the_same_tokens_whatever_stands_before_them() -> None:
+    for recipe in (None, "cifar10_scratch"):
+        study = make_study("data-size", load_recipe(recipe)) if recipe else make_study("data-size")
+        models = [c.config.model for c in study.cells if isinstance(c.config.model, ViTConfig)]
+        assert len({m.num_patches for m in models}) == 1 and any(m.stem == "resnet" for m in models)
+
+
+def test_recipes_that_no_study_can_change() -> None:
+    with pytest.raises(ConfigError, match="weights to start from"):
+        make_study("positions", load_recipe("cifar10_finetune"))
 
 
 def test_operations_are_counted() -> None:

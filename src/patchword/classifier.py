@@ -145,7 +145,7 @@ class Classifier(Encoder):
         return self.each(files, self.logits, batch_size)
 
 
-def find_class(labels: Sequence[str], said: str) -> int:
+def find_class(labels: Sequence[str], said: str, *, hint: bool = True) -> int:
     """Which class a user means: by its label, one of the synonyms in it, or its index."""
     names, wanted = [label.lower() for label in labels], said.lower()
     whole = [index for index, name in enumerate(names) if name == wanted]
@@ -158,7 +158,8 @@ def find_class(labels: Sequence[str], said: str) -> int:
         raise ConfigError(f"{said!r} may be class {several}. Give its index.")
     if said.isdecimal() and int(said) < len(names):
         return int(said)
-    near = difflib.get_close_matches(wanted, {part.strip() for name in names for part in name.split(",")}, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    parts_of_all = {part.strip() for name in names for part in name.split(",")}
+    near = difflib.get_close_matches(wanted, parts_of_all, n=1) if hint else []
+    guess = f" Did you mean {near[0]}?" if near else ""
     have = ", ".join(labels) if len(labels) <= MOST_LISTED else f"{len(names)} classes, 0 to {len(names) - 1}"
-    raise ConfigError(f"The model has no class {said!r}.{hint} It has {have}.")
+    raise ConfigError(f"The model has no class {said!r}.{guess} It has {have}.")

@@ -1,10 +1,14 @@
 """A model card in the hub's form: only what the checkpoint itself says, and what a reader needs to use it."""
 
 import json
+import math
+import re
+import shlex
 from typing import Any
 
 from .. import __version__
 from ..config import ViTConfig
+from ..data.visible import visible
 from .checkpoint import Checkpoint
 
 MOST_LABELS = 20
@@ -14,7 +18,8 @@ FIGURES |= {"ece": "expected calibration error", "brier": "Brier score"}
 
 def model_card(checkpoint: Checkpoint, title: str, reference: str) -> str:
     """Markdown behind a YAML head. `reference` is how commands name the model, e.g. hf:owner/name."""
-    facts = checkpoint.provenance
+    title = plain(title)
+    facts = without_paths(checkpoint.provenance)
     parts = [front_matter(checkpoint, title), f"# {title}", what_it_is(checkpoint)]
     parts += [measured(facts.get("metrics")), how_to_use(checkpoint, reference), how_made(facts), limits(checkpoint)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -26,16 +31,42 @@ def front_matter(checkpoint: Checkpoint, title: str) -> str:
     lines = ["---", "library_name: patchword", "tags:", "- vision", f"- {kind}"]
     if checkpoint.config.num_classes:
         lines.insert(2, "pipeline_tag: image-classification")
-    data, figures = checkpoint.provenance.get("data"), plain_figures(checkpoint.provenance.get("metrics"))
+    facts = without_paths(checkpoint.provenance)
+    data, figures = facts.get("data"), plain_figures(facts.get("metrics"))
     if data and figures:
-        lines += ["model-index:", f"- name: {json.dumps(title)}", "  results:"]
+        lines += ["model-index:", f"- name: {text(title)}", "  results:"]
         for part, values in figures.items():
             lines += ["  - task:", "      type: image-classification", "    dataset:"]
-            lines += [f"      name: {json.dumps(str(data))}", f"      type: {json.dumps(str(data))}"]
-            lines += [f"      split: {json.dumps(part)}", "    metrics:"]
+            lines += [f"      name: {text(str(data))}", f"      type: {text(str(data))}"]
+            lines += [f"      split: {text(part)}", "    metrics:"]
             for figure, value in values.items():
-                lines += [f"    - type: {json.dumps(FIGURES[figure])}", f"      value: {value:.6g}"]
+                lines += [f"    - type: {text(FIGURES[figure])}", f"      value: {value:.6g}"]
     return "\n".join([*lines, "---"])
+
+
+def text(value: str) -> str:
+    """A YAML string."""
+    return json.dumps(visible(value), ensure_ascii=False)
+
+
+def plain(value: object) -> str:
+    """Words of others as words, whatever Markdown they hold."""
+    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", visible(str(value)))
+
+
+def without_paths(value: Any) -> Any:
+    """The same with every absolute path cut down to its last part: where things lie here is nobody's business."""
+    if isinstance(value, dict):
+        return {key: without_paths(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(each) for each in value]
+    if isinstance(value, str) and (value.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]", value)):
+        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
+    return value
+
+
+def is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def plain_figures(metrics: Any) -> dict[str, dict[str, float]]:
@@ -43,7 +74,9 @@ def plain_figures(metrics: Any) -> dict[str, dict[str, float]]:
     if not isinstance(metrics, dict):
         return {}
     known = {
-        part: {n: float(v) for n, v in values.items() if n in FIGURES and isinstance(v, int | float)}
+        part: {
+            n: float(v) for n, v in values.items() if n in FIGURES and isinstance(v, int | float) and math.isfinite(v)
+        }
         for part, values in metrics.items()
         if isinstance(values, dict)
     }
@@ -65,7 +98,7 @@ def what_it_is(checkpoint: Checkpoint) -> str:
         return f"{said} and gives features; it has no head."
     said += f" and tells {config.num_classes} classes apart"
     labels = checkpoint.labels or ()
-    listed = f": {', '.join(labels[:MOST_LABELS])}" if labels else ""
+    listed = f": {', '.join(map(plain, labels[:MOST_LABELS]))}" if labels else ""
     listed += f", and {len(labels) - MOST_LABELS} more (model.json has all)" if len(labels) > MOST_LABELS else ""
     heat = checkpoint.temperature
     tail = f" Its logits are divided by {heat:g} (fitted on validation pictures) to make confidence honest."
@@ -81,21 +114,21 @@ def measured(metrics: Any) -> str:
     for part, values in figures.items():
         n = metrics[part].get("n")
         cells = [f"{values[name]:.4f}" if name in values else "" for name in names]
-        lines.append(f"| {part} | {n if n is not None else ''} | " + " | ".join(cells) + " |")
+        lines.append(f"| {plain(part)} | {n if n is not None else ''} | " + " | ".join(cells) + " |")
     return "## Figures\n\n" + "\n".join(lines)
 
 
 def how_to_use(checkpoint: Checkpoint, reference: str) -> str:
     if not checkpoint.config.num_classes:
-        return f'## Use\n\n```python\nimport patchword as pw\n\nmodel = pw.load("{reference}")\n```'
-    code = f'import patchword as pw\n\nprint(pw.Classifier.load("{reference}")("photo.jpg").label)'
-    return f"## Use\n\n```\npatchword predict {reference} photo.jpg\n```\n\n```python\n{code}\n```"
+        return f"## Use\n\n```python\nimport patchword as pw\n\nmodel = pw.load({json.dumps(reference)})\n```"
+    code = f'import patchword as pw\n\nprint(pw.Classifier.load({json.dumps(reference)})("photo.jpg").label)'
+    return f"## Use\n\n```\npatchword predict {shlex.quote(reference)} photo.jpg\n```\n\n```python\n{code}\n```"
 
 
 def how_made(facts: dict[str, Any]) -> str:
     words = {"run": "recipe", "init": "started from", "data": "data", "seed": "seed", "epoch": "epochs"}
     words |= {"steps": "steps", "seconds": "seconds of training", "source": "source"}
-    lines = [f"- {said}: {facts[key]}" for key, said in words.items() if facts.get(key) not in (None, "", {})]
+    lines = [f"- {said}: {plain(facts[key])}" for key, said in words.items() if facts.get(key) not in (None, "", {})]
     versions = facts.get("versions")
     if isinstance(versions, dict):
         lines.append("- versions: " + ", ".join(f"{k} {v}" for k, v in versions.items()))
@@ -103,8 +136,10 @@ def how_made(facts: dict[str, Any]) -> str:
 
 
 def limits(checkpoint: Checkpoint) -> str:
-    said = "It knows only the classes above, and answers with one of them whatever it is shown. Measure it on your own "
-    said += "pictures (`patchword evaluate`) before you rely on it."
+    said = "It knows only its classes, and answers with one of them whatever it is shown."
+    if checkpoint.several:
+        said = "It knows only its labels, each of which it gives or not."
+    said += " Measure it on your own pictures (`patchword evaluate`) before you rely on it."
     if not checkpoint.config.num_classes:
         said = "Features carry whatever the training pictures had in common, wanted or not."
     return f"## Limits\n\n{said}\n\nWritten by patchword {__version__} from the model's own record."

@@ -1,13 +1,18 @@
 """A model to a hub: the folder that `hf:owner/name` reads again, with its card as README.md."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import HubError
-from .card import model_card
+from .card import model_card, without_paths
 from .checkpoint import Checkpoint
 from .folder import write_folder
 from .hub import parse_reference, use_plain_http
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 
 def push(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint: str | None = None) -> str:
@@ -16,6 +21,7 @@ def push(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint
     huggingface_hub sends: HF_TOKEN and HF_ENDPOINT work as documented there.
     """
     repo, revision = parse_reference(target)
+    checkpoint = replace(checkpoint, provenance=without_paths(checkpoint.provenance))
     from huggingface_hub import HfApi, constants
 
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
@@ -28,13 +34,30 @@ def push(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint
             model_card(checkpoint, repo.partition("/")[2], f"hf:{repo}"), encoding="utf-8"
         )
         try:
-            api.create_repo(repo, private=private, exist_ok=True)
+            if not prepared(api, repo, private):
+                (folder / "README.md").unlink()  # somebody wrote one; a card that is generated is no reason to lose it
             api.upload_folder(
                 repo_id=repo, folder_path=folder, revision=revision, commit_message="Upload with patchword"
             )
+        except HubError:
+            raise
         except Exception as error:  # the library lets through what its HTTP client or its parser raises
             raise HubError(refusal(error, repo, endpoint)) from error
     return f"{endpoint}/{repo}"
+
+
+def prepared(api: "HfApi", repo: str, private: bool) -> bool:
+    """The repository is there; whether it needs a card."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        there = api.model_info(repo)
+    except RepositoryNotFoundError:  # not there, or hidden from us, which making it will tell
+        api.create_repo(repo, private=private or None)
+        return True
+    if private and not there.private:
+        raise HubError(f"{repo} is there already, and public: nothing was sent. Make it private first.")
+    return not any(file.rfilename == "README.md" for file in there.siblings or ())
 
 
 def refusal(error: Exception, repo: str, endpoint: str) -> str:

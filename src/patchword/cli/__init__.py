@@ -15,7 +15,8 @@ import tyro
 from ..errors import ConfigError, PatchwordError, Stopped
 from .fields import TAKEN, Kind, model_flags, run_flags, take_fields
 from .looking import inspect as see_through
-from .models import convert, evaluate, predict
+from .measuring import evaluate
+from .models import convert, predict
 from .probing import probe
 from .publishing import card, push
 from .reading import Reading

@@ -57,9 +57,9 @@ def take_fields(typed: list[str], flags: dict[str, Kind]) -> tuple[list[str], di
         if flag not in flags:
             rest.append(typed[i - 1])
             continue
-        values = [value] if equals else []
+        values = (value.split("x") if flags[flag] == "numbers" else [value]) if equals else []
         while not equals and i < len(typed) and takes(flags[flag], typed[i], values):
-            values.append(typed[i])
+            values += typed[i].split("x") if flags[flag] == "numbers" else [typed[i]]
             i += 1
         parsed = parse_field(word, values)
         field = flag.removeprefix("--").replace("-", "_")
@@ -71,7 +71,7 @@ def takes(kind: Kind, word: str, values: list[str]) -> bool:
     """Whether a flag that has these values already takes the next word, too."""
     if kind == "one":
         return not values
-    return is_number(word) if kind == "numbers" else not word.startswith("-")
+    return all(map(is_number, word.split("x"))) if kind == "numbers" else not word.startswith("-")  # 224x320 is two
 
 
 def is_number(word: str) -> bool:

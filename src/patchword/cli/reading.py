@@ -76,7 +76,7 @@ def title_of(reference: str) -> str:
 
 def read_labels(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The labels in {path} cannot be read ({error}).") from None
     if path.suffix == ".json" or text.lstrip().startswith(("[", "{")):

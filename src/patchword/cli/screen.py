@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..data.visible import visible
+
 if TYPE_CHECKING:
     from ..evaluation import Evaluation
     from ..evaluation.robustness import Robustness
@@ -45,9 +47,9 @@ def print_predictions(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "error" in row:
             continue
-        print(row["path"])
+        print(visible(row["path"]))
         for score in row["predictions"]:
-            print(f"  {score['probability']:7.2%}  {score['label']}")
+            print(f"  {score['probability']:7.2%}  {visible(score['label'])}")
 
 
 # Figures in the order of the screen: what they are called there, and how they are written.
@@ -81,6 +83,8 @@ def print_probe(found: "Probed") -> None:
     print(f"{found.classes} classes, learnt from {found.train:,} pictures, measured on {found.test:,}")
     for name, accuracy, spread in found.rows():
         print(f"{name:10} {accuracy:.2%}" + (f" +- {spread:.2%}" if spread is not None else ""))
+    if found.left_out:
+        say(f"left out: {', '.join(map(str, found.left_out))} shots, more than the smallest class has pictures")
 
 
 MOST_TOLD = 100  # reasons on the screen; --json and --csv have them all

@@ -38,9 +38,11 @@ def serve(
         from ..serve.run import run
     except ModuleNotFoundError as error:
         raise ConfigError(f"Serving needs {error.name}: pip install 'patchword[serve]'.") from None
-    token = os.environ.get(TOKEN) or None
-    if token is not None and not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"{TOKEN} must be of plain ASCII: browsers cannot send anything else in a header.")
+    except (ImportError, ValueError):  # no fork server: Windows
+        raise ConfigError("Serving needs Linux or macOS: the model runs in a process that is forked.") from None
+    token = os.environ.get(TOKEN)
+    if token is not None and not (token.strip() and token.isascii() and token.isprintable()):
+        raise ConfigError(f"{TOKEN} must be of plain ASCII, and not empty; unset it to ask for no token.")
     with listening(host, port) as listener:  # a port that is taken is told before the model is loaded
         checkpoint = reading.read(model)
         run(checkpoint, title_of(model), listener, token, threads, Limits(batch=batch, queue=queue))

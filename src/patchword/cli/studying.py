@@ -36,12 +36,13 @@ def study(
     from ..studies import make_study, run_study
     from ..studies.designs import SMALL
     from ..studies.page import write_study
+    from ..studies.run import told
 
     chosen = make_study(name, load_recipe(recipe) if recipe else SMALL)
     folder = out or Path("studies") / name
     rows = run_study(chosen, folder, seconds(budget), seeds, say)
     write_study(chosen, rows, folder, machine_facts())
     for row in rows:
-        print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {row['accuracy']:.2%}")
+        print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {told(row)}")
     say(f"wrote {folder / PAGE}")
     return 0

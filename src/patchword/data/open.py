@@ -22,7 +22,7 @@ from .named import NAMED, named_set
 from .parquet import open_parquet
 from .shards import open_shards
 from .sources import PART_NAMES, Found, Parts, Source, fingerprint
-from .split import apply_split, stratified_split
+from .split import apply_split, stratified_part, stratified_split
 from .tables import open_table
 
 _TABLES = (".csv", ".tsv")
@@ -45,11 +45,10 @@ def open_data(config: DataConfig, seed: int, saved: dict[str, Any] | None = None
 
 
 def lessened(parts: Parts, fraction: float, seed: int) -> Parts:
-    """The same parts with fewer pictures to learn from, about as many of each class; the rest is left out."""
+    """The same parts with fewer pictures to learn from; of each class about that fraction, and one at least."""
     if fraction == 1:
         return parts
-    _, chosen = stratified_split(parts.train.targets, fraction, seed)
-    return dataclasses.replace(parts, train=parts.train.subset(chosen))
+    return dataclasses.replace(parts, train=parts.train.subset(stratified_part(parts.train.targets, fraction, seed)))
 
 
 def completed(parts: Parts, fraction: float, seed: int, saved: dict[str, Any] | None = None) -> Parts:
@@ -138,6 +137,15 @@ def find(reference: str, several: bool = False) -> Found:
     if files := [path] if path.is_file() else _expanded(str(path)):
         return _in_files(files, several, reference)
     raise DataError(_unknown(reference))
+
+
+def is_plain_folder(folder: Path) -> bool:
+    """Whether it holds class folders itself: no parts, no containers, no saved data set."""
+    try:
+        parts = any(child.is_dir() and child.name.lower() in PART_NAMES for child in folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror or error}).") from None
+    return not (parts or is_saved_dataset(folder) or _containers(folder))
 
 
 def _in_folder(folder: Path, several: bool) -> Found:

@@ -33,6 +33,19 @@ def stratified_split(targets: np.ndarray, fraction: float, seed: int) -> tuple[n
     return np.setdiff1d(np.arange(len(targets)), chosen), np.sort(chosen)
 
 
+def stratified_part(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Indices, sorted, of about `fraction` of the samples of each class, one at least; with several labels, of all."""
+    order = np.argsort(uniform(keys(seed, 0, np.arange(len(targets))), "part")[:, 0], kind="stable")
+    if targets.ndim == 2:
+        return np.sort(order[: max(1, round(fraction * len(targets)))])
+    chosen = [
+        places[: max(1, round(fraction * len(places)))]
+        for label in np.unique(targets)
+        if len(places := order[targets[order] == label])
+    ]
+    return np.sort(np.concatenate(chosen))
+
+
 def _chosen_by_class(targets: np.ndarray, fraction: float) -> np.ndarray:
     """The first samples of each class, as many as are due to it."""
     _, classes, counts = np.unique(targets, return_inverse=True, return_counts=True)

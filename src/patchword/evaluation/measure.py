@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..classifier import BATCH_SIZE, Classifier, Readable
 from ..data.folders import class_folders, match_classes
-from ..data.open import find
-from ..data.sources import PART_NAMES
+from ..data.open import find, is_plain_folder
 from ..errors import DataError, ImageError
 from .intervals import Comparison, compare
 from .metrics import Tally
@@ -26,6 +27,7 @@ class Labelled:
     name: str
     picture: Readable
     label: str | tuple[str, ...]
+    part: str = ""  # of the data set that it is from
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -62,16 +64,17 @@ def labelled_pictures(data: str | Path, several: bool = False) -> list[Labelled]
         several: a picture may have several labels
     """
     folder = Path(data).expanduser()
-    if folder.is_dir() and not any(child.name.lower() in PART_NAMES for child in folder.iterdir() if child.is_dir()):
+    if folder.is_dir() and is_plain_folder(folder):
         return [Labelled(str(file), file, name) for file, name in class_folders(folder)]
     parts = find(str(data), several).parts
-    part = next((parts[name] for name in PARTS if name in parts), None)
-    if part is None or not len(part):
+    name = next((name for name in PARTS if name in parts), None)
+    if name is None or not len(parts[name]):
         raise DataError(f"{data} has no pictures.")
-    if part.multi_label:
-        names = [tuple(part.labels[k] for k in row.nonzero()[0]) for row in part.targets]
-        return [Labelled(part.name(i), partial(part.read, i), each) for i, each in enumerate(names)]
-    return [Labelled(part.name(i), partial(part.read, i), part.labels[target]) for i, target in enumerate(part.targets)]
+    part = parts[name]
+    labels: list[Any] = [part.labels[target] for target in part.targets] if not part.multi_label else [
+        tuple(part.labels[k] for k in row.nonzero()[0]) for row in part.targets
+    ]  # fmt: skip
+    return [Labelled(part.name(i), partial(part.read, i), label, name) for i, label in enumerate(labels)]
 
 
 def evaluate(
@@ -84,20 +87,21 @@ def evaluate(
 ) -> Evaluation:
     """Classes may be named by label, ImageNet WordNet id, or index. `against` is measured on the same pictures."""
     pictures = labelled_pictures(data, classifier.checkpoint.several) if isinstance(data, str | Path) else data
+    if against is not None and (classifier.checkpoint.several or against.checkpoint.several):
+        raise DataError("Only models that give one class for each picture can be compared.")
     start = time.perf_counter()
     tally, read, skipped = graded(classifier, pictures, batch_size, on_progress)
     seconds = time.perf_counter() - start
     comparison = None
     if against is not None:
-        other, others_read, _ = graded(against, pictures, batch_size, on_progress)
-        if isinstance(tally, SeveralTally) or isinstance(other, SeveralTally):
-            raise DataError("Only models that give one class for each picture can be compared.")
-        if others_read != read:
-            raise DataError("Some pictures can be read for one of the two models only, so they cannot be compared.")
-        comparison = compare(other.right, tally.right)
+        other, others, _ = graded(against, pictures, batch_size, on_progress)
+        assert isinstance(tally, Tally) and isinstance(other, Tally)
+        both = set(read) & set(others)  # a picture may be readable for one of them only
+        rows = [np.array([name in both for name in names]) for names in (others, read)]
+        comparison = compare(other.right[rows[0]], tally.right[rows[1]])
     figures, intervals = tally.detailed(classifier.checkpoint.config.num_classes)
-    per_class, rows = tally.per_class(classifier.labels), tally.rows(read, classifier.labels)
-    return Evaluation(figures, intervals, per_class, skipped, len(pictures) / seconds, rows, tally, comparison)
+    per_class, said = tally.per_class(classifier.labels), tally.rows(read, classifier.labels)
+    return Evaluation(figures, intervals, per_class, skipped, len(pictures) / seconds, said, tally, comparison)
 
 
 def graded(
@@ -107,8 +111,8 @@ def graded(
     names = sorted({label for each in pictures for label in each.labels})
     config = classifier.checkpoint.config
     indices = match_classes(names, classifier.checkpoint.labels, config.num_classes)
-    several = any(not isinstance(each.label, str) for each in pictures)
-    if several and not classifier.checkpoint.several:
+    several = classifier.checkpoint.several
+    if not several and any(not isinstance(each.label, str) for each in pictures):
         raise DataError("These pictures may have several labels, but the model was trained to give one class to each.")
     tally: Tally | SeveralTally = SeveralTally() if several else Tally()
     read: list[str] = []

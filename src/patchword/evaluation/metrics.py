@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..report.content import wilson
 from .calibration import BINS, calibration_error, equal_mass, equal_width
-from .classes import class_figures, confusion_matrix
-from .intervals import bootstrap, bootstrap_mean
+from .classes import class_figures
+from .intervals import bootstrap_all, bootstrap_mean
 
 SLOW_ROUNDS = 500  # of bootstrap, for figures that are no means
 
@@ -60,23 +61,28 @@ class Tally:
         columns = {"top1": right, "top5": np.array(self.ranks) < 5, "nll": self.losses, "brier": self.briers}
         means = {name: np.asarray(values, np.float64) for name, values in columns.items()}
         figures: dict[str, float | int] = {name: float(values.mean()) for name, values in means.items()}
-        intervals = {name: bootstrap_mean(values) for name, values in means.items()}
-        whole = {
-            "balanced_accuracy": lambda r: (
-                class_figures(confusion_matrix(targets[r], predicted[r], classes)).balanced_accuracy
-            ),
-            "macro_f1": lambda r: class_figures(confusion_matrix(targets[r], predicted[r], classes)).macro_f1,
-            "ece": lambda r: expected_calibration_error(confidences[r], right[r]),
-            "ece_adaptive": lambda r: calibration_error(equal_mass(confidences[r], right[r])),
-        }
-        for name, statistic in whole.items():
-            figures[name] = statistic(np.arange(len(right)))
-            intervals[name] = bootstrap(statistic, len(right), rounds=SLOW_ROUNDS)
-        return {**figures, "n": len(right)}, intervals
+        intervals = {name: bootstrap_mean(means[name]) for name in ("nll", "brier")}
+        # At 0 and 100 % a bootstrap knows no doubt; Wilson's interval does.
+        intervals |= {name: wilson(float(figures[name]), len(right)) for name in ("top1", "top5")}
+
+        def whole(rows: np.ndarray) -> np.ndarray:
+            found = class_figures(targets[rows], predicted[rows], classes)
+            wide = expected_calibration_error(confidences[rows], right[rows])
+            even = calibration_error(equal_mass(confidences[rows], right[rows]))
+            return np.array([found.balanced_accuracy, found.macro_f1, wide, even])
+
+        names = ("balanced_accuracy", "macro_f1", "ece", "ece_adaptive")
+        values = dict(zip(names, whole(np.arange(len(right))).tolist(), strict=True))
+        tails = bootstrap_all(whole, len(right), rounds=SLOW_ROUNDS)
+        for name, (low, high) in zip(names, tails, strict=True):
+            if name.startswith("ece"):  # drawing anew only adds to a sum of absolute gaps: turned round, that is undone
+                low, high = max(0.0, 2 * values[name] - high), max(values[name], 2 * values[name] - low)
+            intervals[name] = (low, high)
+        return {**figures, **values, "n": len(right)}, intervals
 
     def per_class(self, labels: Sequence[str]) -> list[dict[str, Any]]:
         """For each class that occurred: how many pictures, the fraction recognised, precision and F1."""
-        found = class_figures(confusion_matrix(np.array(self.targets), np.array(self.predicted), len(labels)))
+        found = class_figures(np.array(self.targets), np.array(self.predicted), len(labels))
         columns = zip(labels, found.support, found.recall, found.precision, found.f1, strict=True)
         return [
             {"label": label, "index": index, "n": int(n), "top1": float(recall), "f1": float(f1)}

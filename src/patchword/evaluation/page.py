@@ -11,12 +11,13 @@ from ..figures.files import write_page
 from ..report.content import Graded, Mistake
 from ..report.evaluated import evaluation_html
 from ..report.pictures import MOST_MISTAKES
-from .classes import confusion_matrix
+from .classes import MOST_CONFUSED, confusion_matrix
 from .exhibits import reliability_exhibit, robustness_exhibit
 from .measure import Evaluation, Labelled
 from .metrics import Tally
 from .robustness import Robustness
 
+MOST_NOTED = 100  # unreadable files on the page; the JSON has all
 NAMES = ("reliability", "corruptions")  # of all exhibits that there may be
 
 
@@ -31,8 +32,9 @@ def write_evaluation(
     """`facts` are lines of plain text, the first of which is the model."""
     tally, exhibits = result.tally, []
     confusion = None
-    if isinstance(tally, Tally):
+    if isinstance(tally, Tally) and len(classifier.labels) <= MOST_CONFUSED:
         confusion = confusion_matrix(np.array(tally.targets), np.array(tally.predicted), len(classifier.labels))
+    if isinstance(tally, Tally):
         exhibits.append(reliability_exhibit(np.array(tally.confidences), tally.right, float(result.figures["ece"])))
     if robust is not None:
         exhibits.append(robustness_exhibit(robust))
@@ -44,7 +46,7 @@ def write_evaluation(
         mistakes=tuple(hardest(classifier, pictures, result.rows)),
     )
     against = "" if result.comparison is None else result.comparison.verdict()
-    notes = [*classifier.checkpoint.notes, *(reason for _, reason in result.skipped)]
+    notes = [*classifier.checkpoint.notes, *(reason for _, reason in result.skipped[:MOST_NOTED])]
     page = evaluation_html(graded, result.intervals, facts, exhibits, against, notes)
     write_page(out, page, exhibits, NAMES)
 

@@ -30,11 +30,15 @@ class Robustness:
 
     def families(self) -> dict[str, list[float]]:
         """The mean of each family, at each severity."""
-        named = {family: [self.accuracy[each.__name__] for each in members] for family, members in FAMILIES.items()}
+        named = {
+            family: [self.accuracy[each.__name__] for each in members if each.__name__ in self.accuracy]
+            for family, members in FAMILIES.items()
+        }
         return {family: [float(v) for v in np.mean(rows, axis=0)] for family, rows in named.items()}
 
     def to_json(self) -> dict[str, object]:
-        return {**vars(self), "mean": self.mean, "kept": self.mean / max(self.clean, 1e-9), "families": self.families()}
+        kept = self.mean / self.clean if self.clean else None
+        return {**vars(self), "mean": self.mean, "kept": kept, "families": self.families()}
 
 
 def robustness(
@@ -42,11 +46,12 @@ def robustness(
 ) -> Robustness:
     """Every picture is decoded once, and made worse where the model sees it: behind resizing and cropping."""
     names = sorted({label for each in pictures for label in each.labels})
-    if any(not isinstance(each.label, str) for each in pictures):
-        raise DataError("Corruptions are measured for pictures of one class each.")
+    if classifier.checkpoint.several:
+        raise DataError("Corruptions are measured for models that give one class for each picture.")
     indices = match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
-    right, count = np.zeros((1 + len(CORRUPTIONS) * len(SEVERITIES)), dtype=np.int64), 0
-    work = partial(answers, classifier)
+    kinds = [name for name in CORRUPTIONS if classifier.preprocess.channels > 1 or name != "saturation"]
+    right, count = np.zeros((1 + len(kinds) * len(SEVERITIES)), dtype=np.int64), 0
+    work = partial(answers, classifier, kinds)
     for each, said in zip(pictures, ahead(work, enumerate(pictures), torch.get_num_threads()), strict=True):
         on_progress()
         if said is not None:
@@ -54,12 +59,12 @@ def robustness(
             count += 1
     if not count:
         raise DataError(f"None of the {len(pictures)} pictures could be read.")
-    table = (right[1:] / count).reshape(len(CORRUPTIONS), len(SEVERITIES))
-    rows = {name: [float(v) for v in row] for name, row in zip(CORRUPTIONS, table, strict=True)}
+    table = (right[1:] / count).reshape(len(kinds), len(SEVERITIES))
+    rows = {name: [float(v) for v in row] for name, row in zip(kinds, table, strict=True)}
     return Robustness(float(right[0] / count), rows, count)
 
 
-def answers(classifier: Classifier, item: tuple[int, Labelled]) -> np.ndarray | None:
+def answers(classifier: Classifier, kinds: Sequence[str], item: tuple[int, Labelled]) -> np.ndarray | None:
     """The class said to the clean picture and to each worse one, in order; None if it cannot be read."""
     seed, each = item
     try:
@@ -67,7 +72,7 @@ def answers(classifier: Classifier, item: tuple[int, Labelled]) -> np.ndarray | 
         clean = classifier.pixels(read).numpy()
     except ImageError:
         return None
-    worse = [corrupted(clean, name, severity, seed) for name in CORRUPTIONS for severity in SEVERITIES]
+    worse = [corrupted(clean, name, severity, seed) for name in kinds for severity in SEVERITIES]
     said = []
     with torch.inference_mode():
         for batch in torch.from_numpy(np.stack([clean, *worse])).split(16):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .intervals import bootstrap
+from .intervals import bootstrap_all
 from .metrics import average_precision, multi_label_figures
 
 ROUNDS = 200  # of bootstrap: each sorts every class anew
@@ -23,21 +23,20 @@ class SeveralTally:
         """Logits (1, K) of a picture, and the indices of its labels."""
         truth = np.zeros(logits.shape[1], dtype=np.float32)
         truth[list(labels)] = 1
-        self.logits.append(logits[0].double().cpu().numpy())
+        self.logits.append(logits[0].float().cpu().numpy())
         self.targets.append(truth)
 
     def detailed(self, classes: int) -> tuple[dict[str, float | int], dict[str, tuple[float, float]]]:
         """map, f1, nll and n; and of each figure its 95 % interval by bootstrap over the pictures."""
         logits, targets = np.stack(self.logits), np.stack(self.targets)
         figures = multi_label_figures(logits, targets)
+        names = [name for name in figures if name != "n"]
 
-        def interval(name: str) -> tuple[float, float]:
-            def figure(rows: np.ndarray) -> float:
-                return float(multi_label_figures(logits[rows], targets[rows])[name])
+        def drawn(rows: np.ndarray) -> np.ndarray:
+            found = multi_label_figures(logits[rows], targets[rows])
+            return np.array([found[name] for name in names])
 
-            return bootstrap(figure, len(logits), rounds=ROUNDS)
-
-        return figures, {name: interval(name) for name in figures if name != "n"}
+        return figures, dict(zip(names, bootstrap_all(drawn, len(logits), rounds=ROUNDS), strict=True))
 
     def per_class(self, labels: Sequence[str]) -> list[dict[str, Any]]:
         """For each label that occurred: how often, and its average precision."""

@@ -1,4 +1,4 @@
-"""Figures as files, and a page with them: all of it in a folder, or nothing."""
+"""Figures as files, and a page with them; each file is whole or not there."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ PAGE = "report.html"
 
 
 def write_page(out: Path, page: str, exhibits: Sequence[Exhibit], names: Iterable[str]) -> None:
-    """All files at once: they are made beside the folder and moved into it when they are whole.
+    """The files are made in a folder of their own and moved when all of them are whole.
 
     Args:
         names: of all exhibits that such a page may have; files that an earlier one left are removed
@@ -28,11 +28,11 @@ def write_page(out: Path, page: str, exhibits: Sequence[Exhibit], names: Iterabl
         workplace = Path(tempfile.mkdtemp(prefix=".page.", dir=out))
         write_exhibits(workplace, exhibits)
         (workplace / PAGE).write_text(page, encoding="utf-8")
-        for name in names:
-            for ending in (".png", ".svg", ".npz"):
-                (out / f"{name}{ending}").unlink(missing_ok=True)
-        for path in workplace.iterdir():
+        made = {path.name for path in workplace.iterdir()}
+        for path in list(workplace.iterdir()):
             os.replace(path, out / path.name)
+        for stale in {f"{name}{ending}" for name in names for ending in (".png", ".svg", ".npz")} - made:
+            (out / stale).unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{out} could not be written ({error.strerror or error}).") from None
     finally:
@@ -42,7 +42,11 @@ def write_page(out: Path, page: str, exhibits: Sequence[Exhibit], names: Iterabl
 
 def require_room(out: Path, overwrite: bool) -> None:
     """Refuses a folder that has something in it, before hours are spent."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not overwrite:
+    try:
+        taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    except OSError as error:
+        raise DataError(f"{out} cannot be read ({error.strerror or error}).") from None
+    if taken and not overwrite:
         raise DataError(f"{out} exists already. Choose another name, or add --overwrite.")
 
 

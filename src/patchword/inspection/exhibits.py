@@ -34,6 +34,7 @@ DRAWN = 4  # pictures in a figure of overlays
 CLASSES = 3  # "why this one?" is asked of so many
 JUDGED = 6  # pictures of the deletion and insertion curves, which cost most of an inspection's time
 RUINED = 2  # pictures of the randomisation check
+FEW = 3  # pictures, from which on a spread can be told
 IMPROBABLE = 0.01  # a class below this cannot lose enough for a map of it to be judged
 NO_ATTENTION = "A ResNet has no tokens and no attention, so there is nothing to draw here."
 NO_BLOCKS = "A model without blocks has no attention, so there is nothing to draw here."
@@ -289,24 +290,36 @@ def trust_exhibit(subject: Subject) -> Exhibit:
 
 def verdict(curves: dict[str, Curves], ranked: Sequence[str], pictures: int, ruined: int) -> str:
     """Which map to believe, in words."""
-    chance, best = gap(curves[RANDOM]), ranked[0]
-    over = f"Over {plural(pictures, 'picture')}"
+    best, over = ranked[0], f"Over {plural(pictures, 'picture')}"
     least = float(curves[best].deletion[:, 0].mean())
     if least < IMPROBABLE:
         return f"{over} the class has a probability of {least:.1%} only, so there is nothing to take away: no verdict."
-    worse = [method for method in ranked if gap(curves[method]) <= chance]
-    if best in worse:
-        said = f"{over} no way beats a random order: none of these maps is to be trusted here."
+    unproved = [method for method in ranked if not clearly_more(gaps(curves[method]), gaps(curves[RANDOM]))]
+    if best in unproved:
+        said = f"{over} no way is clearly better than a random order: none of these maps is to be trusted here."
     else:
         said = f"{over} {best} tells most of what this model uses: insertion exceeds deletion by the most."
-        said += f" No better than a random order: {', '.join(worse)}." if worse else ""
+        said += f" Not clearly better than a random order: {', '.join(unproved)}." if unproved else ""
+    said += " So few pictures say little." if pictures < FEW else ""
     checked = plural(ruined, "picture")
     return f"{said} A map that hardly changes when weights are shuffled ({checked}) did not come from learning."
 
 
-def gap(curves: Curves) -> float:
+def clearly_more(values: np.ndarray, chance: np.ndarray) -> bool:
+    """By more than twice the standard error of the difference, picture by picture; of few pictures, at all."""
+    difference = values - chance
+    error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) >= FEW else 0.0
+    return bool(difference.mean() > 2 * error)
+
+
+def gaps(curves: Curves) -> np.ndarray:
+    """Of each picture."""
     deletion, insertion = curves.areas
-    return float((insertion - deletion).mean())
+    return insertion - deletion
+
+
+def gap(curves: Curves) -> float:
+    return float(gaps(curves).mean())
 
 
 def row(name: str, curves: Curves, kept: list[float] | None) -> tuple[str, ...]:

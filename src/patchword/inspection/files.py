@@ -51,8 +51,8 @@ def explain_files(
 
 def free_name(stem: str, taken: set[str]) -> str:
     name, number = stem, 1
-    while name in taken:
+    while name.casefold() in taken:  # on some disks Cat.png and cat.png are one file
         number += 1
         name = f"{stem}-{number}"
-    taken.add(name)
+    taken.add(name.casefold())
     return name

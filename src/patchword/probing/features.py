@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import __version__
 from ..classifier import Encoder
 from ..data.cache import cache_folder, writing
 from ..data.sources import ArraySource, FileSource, Source, fingerprint
 from ..errors import ConfigError, DataError, ImageError
 from ..models import Model, ViT
 
-VERSION = 1  # of what is computed: raise it when the same model and pictures would give other features
-
 
 def features(
     encoder: Encoder, source: Source, layer: int | None = None, on_progress: Callable[[], object] = lambda: None
 ) -> Tensor:
-    """float32 (N, D): what the head reads of each picture, or the same reading of the tokens behind block `layer`."""
+    """float32 (N, D): what the head reads of each picture; or, of the tokens behind block `layer`, the class token, the
+    mean of the patches, or both, as the model pools (the mean where it pools by attention)."""
     look = partial(reading, encoder.model, layer)
     place = kept_at(encoder, source, layer)
     if place is not None and (found := read_kept(place, len(source))) is not None:
@@ -50,9 +50,10 @@ def reading(model: Model, layer: int | None, images: Tensor) -> Tensor:
     tokens = model.embed(images)
     for block in model.blocks[: last + 1]:
         tokens = block(tokens)
-    if model.config.pooling == "class":
-        return tokens[:, 0]
-    return tokens[:, model.config.num_prefix :].mean(dim=1)
+    mean = tokens[:, model.config.num_prefix :].mean(dim=1)
+    if model.config.pooling == "class+average":
+        return torch.cat([tokens[:, 0], mean], dim=1)
+    return tokens[:, 0] if model.config.pooling == "class" else mean
 
 
 def kept_at(encoder: Encoder, source: Source, layer: int | None) -> Path | None:
@@ -60,7 +61,7 @@ def kept_at(encoder: Encoder, source: Source, layer: int | None) -> Path | None:
     stamp = stamped(source)
     if stamp is None:
         return None
-    digest = hashlib.sha256(f"{VERSION} {layer} {encoder.checkpoint.config} {encoder.preprocess} {stamp}".encode())
+    digest = hashlib.sha256(f"{__version__} {layer} {encoder.checkpoint.config} {encoder.preprocess} {stamp}".encode())
     for name, tensor in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return cache_folder() / "features" / f"{digest.hexdigest()[:32]}.npy"
@@ -79,7 +80,7 @@ def stamped(source: Source) -> str | None:
             state = os.stat(source.name(index))
         except OSError:
             return None
-        digest.update(f"{state.st_size} {state.st_mtime_ns};".encode())
+        digest.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns} {state.st_ino};".encode())
     return digest.hexdigest()
 
 

@@ -1,5 +1,6 @@
 """A probe from start to end: features of two parts, then each way to read classes off them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,12 @@ import torch
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..classifier import Encoder
 from ..config import DataConfig
-from ..data.open import open_data
+from ..data.open import completed, open_data
 from ..data.sources import Parts
 from ..errors import ConfigError, DataError
 from .features import features
 from .logistic import logistic_probe, refitted
-from .neighbours import neighbour_accuracy
+from .neighbours import neighbour_accuracies
 from .ridge import L2, Ridge, draw_shots
 
 SHOTS = (1, 5, 10, 25)
@@ -36,6 +37,7 @@ class Probed:
     train: int
     test: int
     l2: float
+    left_out: tuple[int, ...] = ()  # shots that the smallest class does not have
 
     def rows(self) -> list[tuple[str, float, float | None]]:
         """A line each: what, accuracy, and the standard deviation over seeds."""
@@ -55,7 +57,7 @@ class Probed:
 
 def probe(
     model: str | Path | Checkpoint,
-    data: str | Parts,
+    data: str | Path | Parts,
     *,
     layer: int | None = None,
     shots: Sequence[int] = SHOTS,
@@ -70,15 +72,19 @@ def probe(
         shots: pictures of each class in the paper's few-shot probe; numbers that a class does not have are left out
         seeds: draws of those pictures
     """
-    if seeds < 1 or any(n < 1 for n in shots) or l2 < 0:
-        raise ConfigError("Shots and seeds are at least 1, and l2 is at least 0.")
-    parts = open_data(DataConfig(source=data, val_fraction=HELD_OUT), seed=0) if isinstance(data, str) else data
+    if seeds < 1 or any(n < 1 for n in shots) or not 0 < l2 < math.inf:
+        raise ConfigError("Shots and seeds are at least 1, and l2 is a number above 0.")
+    if isinstance(data, Parts):
+        parts = completed(data, HELD_OUT, seed=0)
+    else:
+        parts = open_data(DataConfig(source=str(data), val_fraction=HELD_OUT), seed=0)
     assert parts.val is not None
     train, val, test = parts.train, parts.val, parts.test or parts.val
     if train.multi_label:
         raise DataError("A probe needs one class for each picture; these data have several.")
     encoder = Encoder(model if isinstance(model, Checkpoint) else read_checkpoint(model))
-    found = {id(part): features(encoder, part, layer, on_progress) for part in (train, val, test)}
+    distinct = {id(part): part for part in (train, val, test)}
+    found = {key: features(encoder, part, layer, on_progress) for key, part in distinct.items()}
     x, held, asked = (found[id(part)] for part in (train, val, test))
     y, held_y, truth = (torch.from_numpy(part.targets) for part in (train, val, test))
     classes = len(train.labels)
@@ -86,11 +92,12 @@ def probe(
     if test is not val:  # what was held out for choosing is learnt from as well
         x, y = torch.cat([x, held]), torch.cat([y, held_y])
         best = refitted(x, y, classes, best.penalty)
-    least = int(torch.bincount(y, minlength=classes).min())
+    least = min(int(n) for n in torch.bincount(y) if n)
     few = {n: few_shot(x, y, asked, truth, classes, n, seeds, l2) for n in shots if n <= least}
-    near = {k: neighbour_accuracy(x, y, asked, truth, classes, k) for k in NEIGHBOURS if k <= len(x)}
+    near = neighbour_accuracies(x, y, asked, truth, classes, [k for k in NEIGHBOURS if k <= len(x)])
     right = float((best.scores(asked).argmax(dim=1) == truth).double().mean())
-    return Probed(few, near, right, best.penalty, classes, len(y), len(truth), l2)
+    missing = tuple(n for n in shots if n > least)
+    return Probed(few, near, right, best.penalty, classes, len(y), len(truth), l2, missing)
 
 
 def few_shot(

@@ -1,23 +1,29 @@
 """k nearest neighbours by the cosine, each voting with exp(cosine / 0.07): the usual k-NN of self-supervised work."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 TEMPERATURE = 0.07
-CHUNK = 1024  # rows that are compared with all others at once
+MOST = 2**27  # numbers of a table of similarities that is held at once
 
 
-def neighbour_scores(x: Tensor, y: Tensor, asked: Tensor, classes: int, k: int) -> Tensor:
-    """Votes (N, K) for the rows of `asked`, from the labelled rows x, y."""
-    known, votes = F.normalize(x.float(), dim=1), []
-    k = min(k, len(known))
-    for rows in F.normalize(asked.float(), dim=1).split(CHUNK):
-        near, places = (rows @ known.T).topk(k, dim=1)
-        weights = ((near - near[:, :1]) / TEMPERATURE).exp()  # the nearest counts one
-        votes.append(torch.zeros(len(rows), classes).scatter_add_(1, y[places], weights))
-    return torch.cat(votes)
+def neighbour_accuracies(
+    x: Tensor, y: Tensor, asked: Tensor, truth: Tensor, classes: int, counts: Sequence[int]
+) -> dict[int, float]:
+    """For each k the part of the rows of `asked` whose class wins the vote of their neighbours in x, y."""
+    hits = dict.fromkeys(counts, 0)
+    known, rows = F.normalize(x.float(), dim=1), max(1, MOST // max(len(x), classes))
+    for some, right in zip(F.normalize(asked.float(), dim=1).split(rows), truth.split(rows), strict=True):
+        near, places = (some @ known.T).topk(max(counts, default=0), dim=1)
+        for k in counts:
+            hits[k] += int((votes(near[:, :k], y[places[:, :k]], classes).argmax(dim=1) == right).sum())
+    return {k: hit / len(truth) for k, hit in hits.items()}
 
 
-def neighbour_accuracy(x: Tensor, y: Tensor, asked: Tensor, truth: Tensor, classes: int, k: int) -> float:
-    return float((neighbour_scores(x, y, asked, classes, k).argmax(dim=1) == truth).double().mean())
+def votes(near: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(B, K) from the similarities and labels of the nearest, (B, k) each; the very nearest counts one."""
+    weights = ((near - near[:, :1]) / TEMPERATURE).exp()
+    return torch.zeros(len(near), classes).scatter_add_(1, labels, weights)

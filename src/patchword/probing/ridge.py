@@ -14,7 +14,6 @@ from ..errors import DataError
 BIAS = 100.0
 TINY = 1e-5  # added to the standard deviation
 L2 = 2.0**10  # what the paper's figures were made with
-L2_GRID = tuple(2.0**power for power in range(-10, 20))
 
 
 class Ridge:

@@ -40,7 +40,7 @@ def evaluation_html(
     body += section("What it confuses", confusion(graded), tag='div class="beside"')
     body += shown(exhibits)
     body += section("Each class, worst first", class_table(graded))
-    lead = f"Those to which the model gave the true class the least probability, {MOST_MISTAKES} at most."
+    lead = f"Those with the largest loss, {MOST_MISTAKES} at most."
     body += section("Hardest mistakes", mistakes_grid(graded) if graded.mistakes else "", lead=lead)
     body += section("Notes", notes_list(notes))
     return document(dict(facts)["model"], "patchword evaluation", body)
@@ -52,7 +52,7 @@ def hero(graded: Graded, interval: tuple[float, float]) -> str:
     said = f"of {pictures} recognised at the first guess"
     if graded.headline == "map":
         said = f"mean average precision on {pictures}"
-    context = f"95% interval {percent(low)} to {percent(high)}, by bootstrap over the pictures."
+    context = f"95% interval {percent(low)} to {percent(high)}."
     about = f"<p><b>{escape(said)}</b></p><p class=soft>{context}</p>"
     scale = accuracy_scale(graded, score, low, high)
     return f'<div class="hero"><div class="big">{percent(score)}</div><div>{about}</div>{scale}</div>\n'

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from .. import __version__
 from ..checkpoints import Checkpoint, read_checkpoint
+from ..checkpoints.card import without_paths
 from ..classifier import Classifier, find_class
 from ..config import ViTConfig
 from ..errors import ConfigError
@@ -66,6 +67,7 @@ router = APIRouter(prefix="/v1")  # what the model is for
 Top = Annotated[int, Query(ge=1, le=1_000_000, description="how many classes")]
 Explain = Annotated[bool, Query(description="add the map of the class, as numbers and as PNG")]
 Label = Annotated[str | None, Query(max_length=200, description="the class to explain, by name or index")]
+Index = Annotated[int | None, Query(ge=0, description="the class to explain, by index alone")]
 Way = Annotated[str | None, Query(max_length=40, description="how to explain; /v1/model lists them")]
 Layer = Annotated[int, Query(description="0 is the first; negative counts from the end")]
 Head = Annotated[int | None, Query(ge=0, description="without it, the mean of the heads")]
@@ -84,6 +86,8 @@ def create_app(
     checkpoint = read_checkpoint(checkpoint) if isinstance(checkpoint, str) else checkpoint
     if not checkpoint.config.num_classes or checkpoint.preprocess is None:
         raise ConfigError("Only a model with a head that takes pictures can be served.")
+    if token is not None and not token.strip():
+        raise ConfigError("The token is empty. Give one, or none at all.")
     limits, meters = limits or Limits(), Meters(log)
 
     @asynccontextmanager
@@ -173,12 +177,15 @@ async def about(request: Request) -> dict[str, Any]:
 
 @router.post("/predict", openapi_extra=PICTURES)
 async def predict(
-    request: Request, top: Top = 5, explain: Explain = False, label: Label = None, method: Way = None
-) -> Response:
+    request: Request, top: Top = 5, explain: Explain = False, label: Label = None, index: Index = None,
+    method: Way = None,
+) -> Response:  # fmt: skip
     """The most probable classes of each picture."""
     service = service_of(request)
+    if not explain and (label, index, method) != (None, None, None):
+        raise Problem(422, "label, index and method go with explain=true.")
     way: Any = chosen_way(service, method) if explain else None
-    asked = chosen_label(service, label)
+    asked = chosen_label(service, label, index)
 
     async def work(picture: Picture) -> dict[str, Any]:
         found: dict[str, Any] = {"predictions": await service.predictions(picture, top)}
@@ -191,10 +198,10 @@ async def predict(
 
 
 @router.post("/explain", openapi_extra=PICTURES)
-async def explain(request: Request, label: Label = None, method: Way = None) -> Response:
+async def explain(request: Request, label: Label = None, index: Index = None, method: Way = None) -> Response:
     """Why this class: the map of a class, by default of the most probable one."""
     service = service_of(request)
-    way, asked = chosen_way(service, method), chosen_label(service, label)
+    way, asked = chosen_way(service, method), chosen_label(service, label, index)
 
     async def work(picture: Picture) -> dict[str, Any]:
         about = asked if asked is not None else (await service.predictions(picture, 1))[0]["index"]
@@ -267,11 +274,17 @@ def chosen_way(service: Service, method: str | None) -> Any:
     return method or service.methods[0]
 
 
-def chosen_label(service: Service, label: str | None) -> int | None:
+def chosen_label(service: Service, label: str | None, index: int | None) -> int | None:
+    count = len(service.labels)
+    if index is not None:
+        if label is not None or index >= count:
+            raise Problem(422, f"index: 0 to {count - 1}, and not beside a label.")
+        return index
     try:
-        return None if label is None else find_class(service.labels, label)
-    except ConfigError:
-        count = len(service.labels)
+        return None if label is None else find_class(service.labels, label, hint=False)
+    except ConfigError as error:
+        if "may be class" in str(error):
+            raise Problem(422, f"label: {error}") from None
         raise Problem(422, f"label: the model has no such class. It has {count}; /v1/model lists them.") from None
 
 
@@ -286,7 +299,7 @@ def described(service: Service) -> dict[str, Any]:
         "temperature": checkpoint.temperature,
         "several": checkpoint.several,
         "family": checkpoint.family,
-        "provenance": checkpoint.provenance,
+        "provenance": without_paths(checkpoint.provenance),
         "methods": list(service.methods),
         "limits": vars(service.limits),
     }

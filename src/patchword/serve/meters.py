@@ -42,7 +42,9 @@ class Meters:
 
     def log(self, event: str, **fields: Any) -> None:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **fields}
-        print(json.dumps(row), file=self.out or sys.stderr, flush=True)
+        out = self.out or sys.stderr
+        out.write(json.dumps(row) + "\n")  # in one piece, since several threads write
+        out.flush()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

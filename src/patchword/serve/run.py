@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -15,20 +16,46 @@ from .app import create_app
 from .limits import Limits
 from .meters import Meters
 
-FIRST_REQUEST = 10  # seconds that a connection may take to begin its first request
+HEAD = 5  # seconds that the head of a request may take, the first one counted from the connection on
+TAKING = 30  # seconds that a client may take to read an answer
 LAST_REQUEST = 0.3  # seconds, after a SIGTERM, for requests that are on their way in
 
 
 class Protocol(H11Protocol):
-    """Closes connections that never ask anything, which would otherwise stay for ever."""
+    """Closes connections of clients that do not ask, ask too slowly, or do not read; they would stay for ever."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST, self.close_if_idle)
+        self.loop.call_later(HEAD, self.close_if_waiting, None)
 
-    def close_if_idle(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is before and (before is None or before.response_complete):  # not yet, or no longer, a request
+            self.loop.call_later(HEAD, self.close_if_waiting, before)
+
+    def close_if_waiting(self, cycle: Any) -> None:
+        if self.cycle is cycle and not self.transport.is_closing():
             self.transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.loop.call_later(TAKING, self.abort_if_unread)
+
+    def abort_if_unread(self) -> None:
+        if self.transport.get_write_buffer_size() and (self.cycle is None or self.cycle.response_complete):
+            self.transport.abort()
+
+
+class Lines(logging.Handler):
+    """What uvicorn has to say, as a line of our log."""
+
+    def __init__(self, meters: Meters) -> None:
+        super().__init__(logging.WARNING)
+        self.meters = meters
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.meters.log("uvicorn", level=record.levelname.lower(), detail=record.getMessage())
 
 
 class Server(uvicorn.Server):
@@ -56,8 +83,10 @@ def run(
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; what was accepted by then is answered. `name` is what the model is called."""
     app = create_app(checkpoint, limits, token, threads, name=name)
+    speaker = logging.getLogger("uvicorn")
+    speaker.handlers, speaker.propagate = [Lines(app.state.meters)], False
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False,
+        app, log_config=None, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=int(limits.sending + limits.answering) + 5, timeout_keep_alive=5, http=Protocol,
         h11_max_incomplete_event_size=2**16,
     )  # fmt: skip

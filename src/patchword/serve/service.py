@@ -30,6 +30,8 @@ from .worker import Worker
 
 T = TypeVar("T")
 DECODERS = 2
+LONGEST = 4096  # pixels of a side of a picture with its map: a line of millions is no picture
+PATIENCE = 2  # times the seconds for an answer: then the model's process is stuck
 DRAWN = 2_000_000  # pixels of a picture with its map; larger ones are shrunk to so many
 
 
@@ -50,7 +52,7 @@ class Service:
         self.checkpoint, self.limits, self.meters = checkpoint, limits, meters
         self.preprocess: Preprocess = checkpoint.preprocess
         self.labels = checkpoint.labels or tuple(str(i) for i in range(checkpoint.config.num_classes))
-        self.worker = Worker(checkpoint, threads, meters.restarted)
+        self.worker = Worker(checkpoint, threads, PATIENCE * limits.answering, meters.restarted)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
         self.decoding = asyncio.Semaphore(DECODERS)
         self.batcher = Batcher(self.worker, limits, meters)
@@ -90,7 +92,7 @@ class Service:
             pixels = self.preprocess.pixels(picture)
         except ImageError as error:
             said = str(error).removeprefix("Cannot read <bytes>: ")
-            if "pixels" in said:  # the words for a user of the library speak of an argument, or know no limit
+            if "max_pixels" in said or "far more pixels" in said:  # words for users of the library
                 said = f"it has more pixels than the {most:,} allowed. Shrink it first."
             return said
         except (ValueError, MemoryError) as error:
@@ -127,7 +129,8 @@ class Service:
         heat = await self.batcher.ask(picture.pixels, "heat", label if method in BY_CLASS else 0, method)
         drawn = await self.in_thread(self.drawn, picture, heat)
         values = [[round(float(v), 4) for v in row] for row in scaled(heat)]
-        about = {"label": self.labels[label], "index": label, "method": method}
+        asked = method in BY_CLASS  # the other ways know no class: their map is the same for all
+        about = {"label": self.labels[label] if asked else None, "index": label if asked else None, "method": method}
         return {**about, "map": values, "box": picture.box, "png": drawn}
 
     def drawn(self, picture: Picture, heat: np.ndarray) -> str:
@@ -161,7 +164,7 @@ class Service:
 
 
 def shrunk(picture: Image.Image) -> Image.Image:
-    scale = min(1.0, math.sqrt(DRAWN / (picture.width * picture.height)))
+    scale = min(1.0, math.sqrt(DRAWN / (picture.width * picture.height)), LONGEST / max(picture.size))
     if scale == 1:
         return picture
     return picture.resize(

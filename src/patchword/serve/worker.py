@@ -23,6 +23,7 @@ import torch
 from ..checkpoints import Checkpoint
 from ..classifier import Classifier
 from ..inspection.explain import explain
+from ..inspection.looking import readers_of
 from ..models import ViT
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -40,8 +41,11 @@ class WorkerFailed(Exception):
 class Worker:
     """A process with a model. One question at a time; `ask` blocks, so it belongs into a thread."""
 
-    def __init__(self, checkpoint: Checkpoint, threads: int | None, on_restart: Callable[[], object]) -> None:
-        self.packed, self.threads, self.on_restart = packed(checkpoint), threads, on_restart
+    def __init__(
+        self, checkpoint: Checkpoint, threads: int | None, patience: float, on_restart: Callable[[], object]
+    ) -> None:
+        """`patience` is how many seconds an answer may take before the process is taken for stuck and replaced."""
+        self.packed, self.threads, self.patience, self.on_restart = packed(checkpoint), threads, patience, on_restart
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self.stopped = False
         self.process: ForkServerProcess | None = None
@@ -68,6 +72,8 @@ class Worker:
             except OSError:  # it died with nothing to do: nobody needs to know
                 self.restart()
                 self.connection.send(question)
+            if not self.connection.poll(self.patience):  # it hangs; whatever it does, nobody waits for it any more
+                raise EOFError
             answer = self.connection.recv()
         except (EOFError, OSError):
             with contextlib.suppress(EOFError, OSError, WorkerDied):  # if it fails, the next question tries again
@@ -90,11 +96,9 @@ class Worker:
     def stop(self) -> None:
         self.stopped = True
         atexit.unregister(self.stop)
-        with contextlib.suppress(OSError):
-            self.connection.send(None)
-        if self.process is not None:
-            self.process.join(5)
+        if self.process is not None:  # all that was accepted is answered, or nobody waits for it
             self.process.kill()
+            self.process.join()
         self.pool.shutdown(wait=False)
 
 
@@ -165,15 +169,23 @@ def heat(classifier: Classifier, pixels: torch.Tensor, label: int, method: Any) 
 
 
 def attention(classifier: Classifier, pixels: torch.Tensor, layer: int, head: int | None) -> np.ndarray:
-    """What every token looks at in a layer, (B, N, N) bytes: each row from 0 to 255 by its own largest weight."""
-    assert isinstance(classifier.model, ViT)
-    images = classifier.preprocess.normalise(pixels)
+    """What every token looks at in a layer, (B, N + 1, N) bytes; the last row is the one the answer is read from.
+
+    Each row runs from 0 to 255 by its largest weight on a patch: the pull of a class token or register, which may be
+    a hundred times as strong, would leave nothing of the rest.
+    """
+    model = classifier.model
+    assert isinstance(model, ViT)
+    prefix, pooling = model.config.num_prefix, model.config.pooling
+    rule = readers_of("average" if pooling == "attention" else pooling, model.config)
     found = []
     with torch.inference_mode():
-        for image in images:
-            weights = classifier.model.attention_maps(image[None], [layer])[layer][0]
+        for image in classifier.preprocess.normalise(pixels):
+            weights = model.attention_maps(image[None], [layer])[layer][0]
             chosen = weights.mean(dim=0) if head is None else weights[head]
-            found.append((255 * chosen / chosen.amax(dim=-1, keepdim=True)).round().to(torch.uint8))
+            rows = torch.cat([chosen, (rule.to(chosen) @ chosen)[None]])
+            largest = rows[:, prefix:].amax(dim=-1, keepdim=True).clamp_min(1e-12)
+            found.append((255 * (rows / largest).clamp(max=1)).round().to(torch.uint8))
         return torch.stack(found).numpy()
 
 

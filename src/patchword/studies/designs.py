@@ -1,7 +1,9 @@
 """The studies, each as a grid of changes to a base configuration."""
 
+import math
 from collections.abc import Callable
 
+from ..checkpoints import read_checkpoint
 from ..config import (
     AugmentConfig,
     Config,
@@ -15,68 +17,101 @@ from ..config import (
 from ..errors import ConfigError
 from .study import Cell, Study
 
-SMALL_MODEL = ViTConfig(image_size=(32, 32), patch_size=(4, 4), embed_dim=96, depth=6, num_heads=3, mlp_dim=192)
 SMALL = Config(
     name="study",
     data=DataConfig(source="cifar10", val_fraction=0.04),
-    model=SMALL_MODEL.replace(class_token=False, pooling="average"),
+    model=ViTConfig(
+        image_size=(32, 32), patch_size=(4, 4), embed_dim=96, depth=6, num_heads=3, mlp_dim=192,
+        class_token=False, pooling="average",
+    ),
     augment=AugmentConfig(crop="shift", flip=0.5),
     optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),
     schedule=ScheduleConfig(shape="linear", warmup=0.05),
     batch_size=128,
-    evaluate_every=1e9,  # only at the end: nothing is chosen
-)
+)  # fmt: skip
+RATES = (0.25, 1.0, 4.0)  # of the base's learning rates
+SMALL_SIDE = 64  # up to here a ResNet is He et al.'s for CIFAR-10
+ONE_RATE = "All models have the learning rate of the base, which suits some better than others."
 
 
 def make_study(name: str, base: Config = SMALL) -> Study:
-    """The study of that name, as changes to `base`, which must be a ViT."""
+    """The study of that name, as changes to `base`, which must be a ViT that is trained from nothing."""
     if name not in STUDIES:
         raise ConfigError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
     if not isinstance(base.model, ViTConfig):
         raise ConfigError("A study starts from a recipe with a ViT, which it changes.")
-    return STUDIES[name](base)
+    if name != "resolution" and (base.init or base.lora or base.freeze):
+        raise ConfigError("Models of this study have other shapes than weights to start from: give a recipe without.")
+    if base.data.multi_label:
+        raise ConfigError("A study needs one class for each picture; this recipe has several.")
+    # Only at the end, so that nothing is chosen; at full size, since some variants cannot change theirs.
+    return STUDIES[name](base.replace(evaluate_every=1e9, early_scale=1.0, log=()))
 
 
 def vit(base: Config) -> ViTConfig:
-    assert isinstance(base.model, ViTConfig)
-    return base.model
+    """The base's model on bare patches, as large as those that it sees now."""
+    model = base.model
+    assert isinstance(model, ViTConfig)
+    return model.replace(stem="linear", stem_layers=(), stem_convs=1, patch_size=model.stride)
+
+
+def stages(model: ViTConfig) -> int:
+    """How often the image must be halved for as many tokens as the model has."""
+    count = math.log2(model.stride[0])
+    if model.stride[0] != model.stride[1] or count != int(count) or count < 2:
+        raise ConfigError(f"Behind convolutions patches of 4, 8, 16 ... pixels can be had, not of {model.stride}.")
+    return int(count)
+
+
+def convolutional(model: ViTConfig) -> ViTConfig:
+    """The same tokens, out of plain convolutions."""
+    count = stages(model)
+    widths = tuple(max(16, model.embed_dim >> (count - 1 - i)) for i in range(count))
+    return model.replace(stem="conv", stem_layers=widths, stem_convs=1, patch_size=(1, 1))
+
+
+def hybrid(model: ViTConfig) -> ViTConfig:
+    """The same tokens, out of a ResNet, whose root halves the image twice."""
+    units, width = ((1, 1, 1, 1), 32) if min(model.image_size) <= SMALL_SIDE else ((3, 4, 9, 3), 64)
+    layers = units[: stages(model) - 1]
+    return model.replace(stem="resnet", stem_layers=layers, stem_width=width, patch_size=(1, 1))
+
+
+def resnet(model: ViTConfig) -> ResNetConfig:
+    seen = {"image_size": model.image_size, "in_channels": model.in_channels}
+    if min(model.image_size) <= SMALL_SIDE:
+        return ResNetConfig(layers=(3, 3, 3), kind="cifar", **seen)  # type: ignore[arg-type]
+    return ResNetConfig(layers=(3, 4, 6, 3), **seen)  # type: ignore[arg-type]
 
 
 def families(base: Config) -> dict[str, ModelConfig]:
-    """The base ViT, one of twice the width, the hybrid and a ResNet, each for the same images."""
     model = vit(base)
-    small = min(model.image_size) <= 64
-    wide = model.replace(embed_dim=2 * model.embed_dim, num_heads=2 * model.num_heads, mlp_dim=2 * model.mlp_dim)
-    root: dict[str, object] = {"stem": "resnet", "stem_layers": (1, 1), "stem_width": 32, "patch_size": (1, 1)}
-    if not small:
-        root = {"stem": "resnet", "stem_layers": (3, 4, 9), "stem_width": 64, "patch_size": (1, 1)}
-    cifar = ResNetConfig(image_size=model.image_size, layers=(3, 3, 3), kind="cifar")
-    resnet = cifar if small else ResNetConfig(image_size=model.image_size, layers=(3, 4, 6, 3))
-    return {"ViT": model, "ViT, twice as wide": wide, "hybrid": model.replace(**root), "ResNet": resnet}
+    return {"ViT": model, "hybrid": hybrid(model), "ResNet": resnet(model)}
 
 
 def data_size(base: Config) -> Study:
+    model = vit(base)
+    wide = model.replace(embed_dim=2 * model.embed_dim, num_heads=2 * model.num_heads, mlp_dim=2 * model.mlp_dim)
     cells = [
-        Cell(name, fraction, base.replace(model=model, data=base.data.replace(train_fraction=fraction)))
-        for name, model in families(base).items()
-        for fraction in (0.03, 0.1, 0.3, 1.0)
+        Cell(name, part, base.replace(model=kind, data=base.data.replace(train_fraction=part)))
+        for name, kind in {**families(base), "ViT, twice as wide": wide}.items()
+        for part in (0.03, 0.1, 0.3, 1.0)
     ]
     return Study(
         "data-size", "How much data does it take?",
         "Accuracy against the part of the training pictures that is learnt from: where do the curves cross?",
         "The larger the data, the better ViT does against ResNets; on the smallest ones ResNets lead, and larger ViTs "
         "do worse than smaller ones (Figures 3 and 4).",
-        "part of the training pictures", tuple(cells), "time", logarithmic=True,
-        limits="All of CIFAR-10 is 300 times smaller than ImageNet-21k: the side of the crossing where large ViTs win "
-        "lies beyond it.",
+        "part of the training pictures", tuple(cells), "steps", logarithmic=True,
+        limits="Few pictures are seen more often in the same steps, and their last weights are taken, where the paper "
+        f"stopped early. {ONE_RATE} The paper's data are up to 300 million pictures.",
     )  # fmt: skip
 
 
 def compute(base: Config) -> Study:
     cells = [
-        Cell(name, part, base.replace(model=model))
-        for name, model in families(base).items()
-        if name != "ViT, twice as wide"
+        Cell(name, f"{part:g} of the time", base.replace(model=kind), part)
+        for name, kind in families(base).items()
         for part in (0.25, 0.5, 1.0)
     ]
     return Study(
@@ -84,8 +119,8 @@ def compute(base: Config) -> Study:
         "Accuracy against the arithmetic spent in training, for ViT, hybrid and ResNet.",
         "ViTs need 2 to 4 times less compute than ResNets for the same accuracy; hybrids lead at small budgets only "
         "(Figure 5).",
-        "training TFLOP", tuple(cells), "time", logarithmic=True,
-        limits="The paper's budgets are a million times larger, and begin where its data no longer hold ViT back.",
+        "training TFLOP", tuple(cells), "time", logarithmic=True, by_cost=True,
+        limits=f"The paper's budgets begin where its data no longer hold ViT back. {ONE_RATE}",
     )  # fmt: skip
 
 
@@ -98,9 +133,21 @@ def positions(base: Config) -> Study:
         "Without positions 61.4 %, with any 64.0 to 64.2 % (5-shot ImageNet, B/16): which kind hardly matters "
         "(Table 8).",
         "positions", tuple(cells), "steps",
-        limits="With 64 patches of 4 pixels there is more to gain from order than with 196 of 16: a bag of small "
-        "patches says less.",
+        limits="The smaller a patch, the less it says by itself, and the more there is to gain from order.",
     )  # fmt: skip
+
+
+def rated(base: Config, factor: float) -> OptimConfig:
+    """All learning rates times a factor."""
+    return base.optim.replace(lr=factor * base.optim.lr, muon_lr=factor * base.optim.muon_lr)
+
+
+def by_rate(base: Config, kinds: dict[str, ViTConfig]) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(name, factor, base.replace(model=kind, optim=rated(base, factor)))
+        for name, kind in kinds.items()
+        for factor in RATES
+    )
 
 
 def head(base: Config) -> Study:
@@ -109,86 +156,77 @@ def head(base: Config) -> Study:
         "class token": model.replace(class_token=True, pooling="class", norm_after_pool=False),
         "average": model.replace(class_token=False, pooling="average"),
     }
-    cells = [
-        Cell(name, lr, base.replace(model=kind, optim=base.optim.replace(lr=lr)))
-        for name, kind in kinds.items()
-        for lr in (5e-4, 2e-3, 8e-3)
-    ]
     return Study(
         "head", "Class token or average?", "Both ways to read the result, each over learning rates.",
         "Both work equally well, but need different learning rates (Figure 9); averaging looked worse only because it "
         "was run with the other's.",
-        "learning rate", tuple(cells), "steps", logarithmic=True,
+        "learning rate, times the base's", by_rate(base, kinds), "steps", logarithmic=True,
     )  # fmt: skip
 
 
 def norm(base: Config) -> Study:
     model = vit(base)
     kinds = {"before (ViT)": model, "behind (Transformer)": model.replace(post_norm=True, norm_after_pool=False)}
-    cells = [
-        Cell(name, lr, base.replace(model=kind, optim=base.optim.replace(lr=lr, muon_lr=10 * lr)))
-        for name, kind in kinds.items()
-        for lr in (5e-4, 2e-3, 8e-3)
-    ]
     return Study(
         "norm", "Norm before or behind?",
         "The norm before each half of a block, or behind its sum, over learning rates.",
         "ViT norms before, and says why only by citing others: deep models train more easily so.",
-        "learning rate", tuple(cells), "steps", logarithmic=True,
+        "learning rate, times the base's", by_rate(base, kinds), "steps", logarithmic=True,
     )  # fmt: skip
 
 
 def attention(base: Config) -> Study:
-    spans = {"global": {}, "axial": {"attention": "axial"}, "local, 5 x 5": {"attention": "local", "window": 5}}
+    model = vit(base)
     cells = [
-        Cell("ViT", name, base.replace(model=vit(base).replace(**change)))  # type: ignore[arg-type]
-        for name, change in spans.items()
+        Cell("ViT", "global", base.replace(model=model)),
+        Cell("ViT", "axial", base.replace(model=model.replace(attention="axial"))),
+        Cell("ViT", "local, 5 x 5", base.replace(model=model.replace(attention="local", window=5))),
     ]
     return Study(
         "attention", "Must every patch see every other?", "Global attention against rows and columns, and neighbours.",
         "Axial attention does a little better than global at more compute (Figure 13).",
         "attention", tuple(cells), "steps",
+        limits="Ours takes rows and columns by turns, block by block, and adds no arithmetic, unlike the paper's.",
     )  # fmt: skip
 
 
 def resolution(base: Config) -> Study:
-    side = max(vit(base).image_size)
-    sizes = [side, side * 5 // 4, side * 3 // 2]
-    start = base.replace(init="patchword:cifar10", optim=base.optim.replace(name="adamw", lr=3e-4))
-    cells = [Cell("fine-tuned", size, start.replace(image_size=(size, size))) for size in sizes]
+    start = base.init or "patchword:cifar10"
+    config = read_checkpoint(start).config
+    stride = config.stride if isinstance(config, ViTConfig) else (32, 32)
+    sizes = sorted({tuple(max(1, round(f * n / s)) * s for n, s in zip(config.image_size, stride, strict=True))
+                    for f in (1, 1.25, 1.5)})  # fmt: skip
+    tuned = base if base.init else base.replace(init=start, optim=base.optim.replace(name="adamw", lr=3e-4))
+    cells = [Cell("fine-tuned", size[0], tuned.replace(image_size=size)) for size in sizes]
     return Study(
         "resolution", "Does it help to look closer?",
-        "A model trained at one size, fine-tuned as long at this and at larger ones; positions are resampled.",
+        f"{start}, fine-tuned as long at its own size and at larger ones; positions are resampled.",
         "Fine-tuning at a higher resolution than in pre-training helps throughout.",
         "pixels", tuple(cells), "time",
-        limits="Pictures of 32 pixels hold nothing more to be seen when enlarged; what is gained is more tokens.",
+        limits="Pictures that have no more pixels show nothing more when enlarged; what is gained then is more tokens.",
     )  # fmt: skip
 
 
 def inductive_bias(base: Config) -> Study:
-    model, all_families = vit(base), families(base)
-    stem = model.replace(stem="conv", stem_layers=(32, model.embed_dim), stem_convs=1, patch_size=(1, 1))
+    model = vit(base)
     kinds: dict[str, ModelConfig] = {
         "patches": model,
         "local attention": model.replace(attention="local", window=5),
         "relative positions": model.replace(positions="relative"),
-        "convolutions first": stem,
-        "ResNet": all_families["ResNet"],
+        "convolutions first": convolutional(model),
+        "ResNet": resnet(model),
     }
     cells = [
-        Cell(
-            f"{fraction:.0%} of the data",
-            name,
-            base.replace(model=kind, data=base.data.replace(train_fraction=fraction)),
-        )
-        for fraction in (0.1, 1.0)
+        Cell(f"{part:.0%} of the data", name, base.replace(model=kind, data=base.data.replace(train_fraction=part)))
+        for part in (0.1, 1.0)
         for name, kind in kinds.items()
     ]
     return Study(
         "inductive-bias", "What do priors buy on few data?",
         "From bare patches to a ResNet: the more the model knows of neighbourhood beforehand, the less it must learn.",
         "ViT has much less image-specific bias than a CNN, and pays for it where data are few.",
-        "model", tuple(cells), "time",
+        "model", tuple(cells), "steps",
+        limits=f"Steps are equal, cost is not: the table has it. {ONE_RATE}",
     )  # fmt: skip
 
 

@@ -1,10 +1,9 @@
 """Running a study: one run after the other, each once, however often the study is stopped and started again."""
 
+import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..checkpoints import Checkpoint, read_checkpoint
-from ..checkpoints.files import atomic_output
+from ..checkpoints.files import atomic_output, read_json, write_json
 from ..config import Config
-from ..errors import ConfigError
+from ..data.open import open_data
+from ..errors import ConfigError, TrainingError
 from ..training import resume, train
 from ..training.folder import is_finished
+from ..training.precision import resolve
+from ..training.trainer import Trainer
+from ..training.world import World
 from .study import Cell, Study
 
 PLAN, ROWS, RUNS = "plan.json", "results.json", "runs"
-TRIAL_STEPS = 12
-SPARE = 0.85  # of the time goes into steps, where their number is laid down; the rest starts and measures
+WARM, TIMED = 2, 6  # steps of a trial
+START = 8.0  # seconds that a run takes before its first step and after its last
 LEAST = 5.0  # seconds a run must have
 
 
@@ -34,80 +37,100 @@ def run_study(
     Args:
         budget: seconds for all runs together
     """
-    share = budget / (len(study.cells) * seeds)
-    if share < LEAST:
-        raise ConfigError(
-            f"{len(study.cells) * seeds} runs need at least {LEAST:g} seconds each; give a larger budget."
-        )
-    plan = make_plan(study, out, share, seeds, say)
-    rows = read_rows(out)
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, not {seeds}.")
+    share = budget / (seeds * sum(cell.part for cell in study.cells))
+    if share * min(cell.part for cell in study.cells) < LEAST:
+        raise ConfigError(f"Each of {len(study.cells) * seeds} runs needs {LEAST:g} seconds: raise the budget.")
+    plan = make_plan(study, out, budget, share, seeds, say)
+    rows = list(read_json(out / ROWS)["rows"]) if (out / ROWS).exists() else []
     for seed in range(seeds):
         for cell in study.cells:
             if not any(row["cell"] == cell.name and row["seed"] == seed for row in rows):
                 rows.append(run_cell(study, cell, seed, out, plan))
-                write_json(out / ROWS, {"study": study.name, "rows": rows})
-                found = f"{rows[-1]['accuracy']:.2%} ({len(rows)} of {len(study.cells) * seeds})"
-                say(f"{cell.series}, {cell.x}, seed {seed}: {found}")
+                keep(out / ROWS, {"study": study.name, "rows": rows})
+                done = f"({len(rows)} of {len(study.cells) * seeds})"
+                say(f"{cell.series}, {cell.x}, seed {seed}: {told(rows[-1])} {done}")
     return rows
 
 
-def make_plan(study: Study, out: Path, share: float, seeds: int, say: Callable[[str], object]) -> dict[str, Any]:
-    """How long every run is; kept in the folder, so that it does not change when the study goes on."""
+def told(row: dict[str, Any]) -> str:
+    return "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+
+
+def make_plan(
+    study: Study, out: Path, budget: float, share: float, seeds: int, say: Callable[[str], object]
+) -> dict[str, Any]:
+    """How long every run is; kept in the folder with all settings, so that a study that goes on is the same study."""
     path = out / PLAN
-    asked = {"study": study.name, "cells": [cell.name for cell in study.cells], "seeds": seeds}
+    cells = {cell.name: digest(cell) for cell in study.cells}
+    asked = {"study": study.name, "budget": budget, "seeds": seeds, "cells": cells}
     if path.exists():
-        plan: dict[str, Any] = json.loads(path.read_text())
-        if {key: plan.get(key) for key in asked} != asked:
-            raise ConfigError(f"{out} holds another study, or the same with other runs. Choose another folder.")
+        plan = read_json(path)
+        if other := [key for key, value in asked.items() if plan.get(key) != value]:
+            same = f"{out} holds a study with another {', '.join(other)}."
+            raise ConfigError(f"{same} Go on with the settings it began with, or choose another --out.")
         return plan
     plan = {**asked, "share": share, "steps": None}
     if study.equal == "steps":
-        slowest = max(seconds_per_step(cell.config, out / RUNS / "trial") for cell in study.cells)
-        plan["steps"] = max(1, int(SPARE * share / slowest))
-        say(f"each run makes {plan['steps']} steps; the slowest model takes {slowest:.2f} s for one")
-    write_json(path, plan)
+        slowest, evaluation = trials(study)
+        plan["steps"] = max(1, int((share - START - evaluation) / slowest))
+        say(f"each run makes {plan['steps']} steps; the slowest model takes {slowest:.3f} s for one")
+    keep(path, plan)
     return plan
 
 
-def seconds_per_step(config: Config, folder: Path) -> float:
-    """Measured, in a short run that is thrown away."""
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        train(config.replace(steps=TRIAL_STEPS, budget=None), folder)
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        speeds = sorted(row["images_per_second"] for row in rows if row["kind"] == "train")
-        return float(config.batch_size / speeds[len(speeds) // 2])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def digest(cell: Cell) -> str:
+    return hashlib.sha256(json.dumps([cell.config.to_json(), cell.part], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def trials(study: Study) -> tuple[float, float]:
+    """Seconds of a step of the slowest model, and about what its evaluation takes. Each model is tried once."""
+    models = {json.dumps(cell.config.model.to_json()): cell.config for cell in study.cells}
+    world = World()
+    parts = open_data(next(iter(models.values())).data.replace(train_fraction=1.0), seed=0)
+    slowest = 0.0
+    for config in models.values():
+        trainer = Trainer(config.replace(precision=resolve(config.precision, world.device)), parts, world, fresh=False)
+        trainer.begin()
+        for number in range(WARM + TIMED):
+            if number == WARM:
+                start = time.perf_counter()
+            trainer.advance(0.0)
+        slowest = max(slowest, (time.perf_counter() - start) / TIMED)
+    batch = study.cells[0].config.batch_size
+    pictures = sum(len(part) for part in (parts.val, parts.test) if part is not None)
+    return slowest, pictures / batch * slowest / 3  # forward is a third of a step
 
 
 def run_cell(study: Study, cell: Cell, seed: int, out: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """The run's row: what came of it, and what it cost."""
     folder = out / RUNS / f"{cell.name}_seed{seed}"
-    part = float(cell.x) if study.name == "compute" else 1.0  # of the share that the cell gets
-    length: dict[str, Any] = {"budget": plan["share"] * part, "steps": None}
+    length: dict[str, Any] = {"budget": plan["share"] * cell.part, "steps": None}
     if plan["steps"]:
         length = {"steps": plan["steps"], "budget": None}
-    config = replace(cell.config, name=study.name, seed=seed, **length)
-    if is_finished(folder):  # killed between its end and its row
-        return row_of(cell, seed, folder, config)
+    config = cell.config.replace(name=study.name, seed=seed, **length)
+    about = {"cell": cell.name, "series": cell.series, "x": cell.x, "seed": seed}
     started = time.monotonic()
-    if (folder / "config.json").exists():
-        resume(folder, started=started)
-    else:
-        train(config, folder, started=started)
-    return row_of(cell, seed, folder, config)
+    try:
+        if is_finished(folder):
+            pass  # killed between its end and its row
+        elif (folder / "config.json").exists():
+            resume(folder, started=started)
+        else:
+            train(config, folder, started=started)
+    except TrainingError as error:  # not a number: that, too, is an answer, and would be the same again
+        return {**about, "accuracy": None, "diverged": str(error)}
+    return {**about, **outcome(read_checkpoint(folder), config)}
 
 
-def row_of(cell: Cell, seed: int, folder: Path, config: Config) -> dict[str, Any]:
-    checkpoint = read_checkpoint(folder)
+def outcome(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     facts = checkpoint.provenance
     part = "test" if "test" in facts["metrics"] else "val"
     figures = facts["metrics"][part]
     images = facts["steps"] * config.batch_size
     return {
-        "cell": cell.name, "series": cell.series, "x": cell.x, "seed": seed, "part": part,
-        "accuracy": figures["top1"], "nll": figures["nll"], "n": figures["n"], "steps": facts["steps"],
+        "part": part, "accuracy": figures["top1"], "nll": figures["nll"], "n": figures["n"], "steps": facts["steps"],
         "epochs": facts["epoch"], "seconds": facts["seconds"], "tflop": images * training_flops(checkpoint) / 1e12,
     }  # fmt: skip
 
@@ -120,11 +143,6 @@ def training_flops(checkpoint: Checkpoint) -> float:
     return 3.0 * counter.get_total_flops()
 
 
-def read_rows(out: Path) -> list[dict[str, Any]]:
-    path = out / ROWS
-    return list(json.loads(path.read_text())["rows"]) if path.exists() else []
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def keep(path: Path, content: dict[str, Any]) -> None:
     with atomic_output(path, overwrite=True) as made:
-        made.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(made, content)

@@ -13,6 +13,7 @@ class Cell:
     series: str  # the line it belongs to
     x: float | str  # where on the axis it stands
     config: Config
+    part: float = 1.0  # of the longest run's length
 
     @property
     def name(self) -> str:
@@ -22,8 +23,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """`equal` says what all runs have as much of: steps, where variants cost the same and only they should differ; or
-    time, where cost is part of the question."""
+    """`equal` says what all runs have as much of: steps, where only the variants should differ; or time, where what a
+    model costs is part of the question."""
 
     name: str
     title: str
@@ -33,4 +34,5 @@ class Study:
     cells: tuple[Cell, ...]
     equal: Literal["steps", "time"]
     logarithmic: bool = False
+    by_cost: bool = False  # the axis is the arithmetic that a run has spent, not its x
     limits: str = ""  # what a small run cannot show

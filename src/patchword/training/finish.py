@@ -11,7 +11,7 @@ from .. import __version__
 from ..checkpoints.checkpoint import Checkpoint
 from ..data.doctor import machine_facts
 from ..data.loader import Loader
-from ..evaluation.classes import confusion_matrix
+from ..evaluation.classes import MOST_CONFUSED, class_figures, confusion_matrix
 from ..evaluation.metrics import average_precision
 from ..report import Mistake, Report, write_report
 from .folder import publish
@@ -89,7 +89,9 @@ def make_report(
 ) -> Report:
     labels = run.trainer.labels
     single = answers.targets.ndim == 1
-    matrix = confusion_matrix(answers.targets, answers.logits.argmax(axis=1), len(labels)) if single else None
+    said = answers.logits.argmax(axis=1)
+    few = single and len(labels) <= MOST_CONFUSED
+    matrix = confusion_matrix(answers.targets, said, len(labels)) if few else None
     return Report(
         title=run.folder.name,
         config=run.config,
@@ -98,7 +100,7 @@ def make_report(
         part=part,
         figures=figures[part],
         confusion=matrix,
-        per_class=() if single else precisions(answers, labels),
+        per_class=() if few else recalls(answers, said, labels) if single else precisions(answers, labels),
         mistakes=tuple(mistakes(loader, answers)) if single else (),
         parameters=sum(p.numel() for p in run.trainer.model.parameters()),
         samples={name: len(each) for name, each in run.parts.present().items()},
@@ -107,6 +109,13 @@ def make_report(
         seconds=run.seconds,
         provenance=provenance,
     )
+
+
+def recalls(answers: Answers, said: np.ndarray, labels: tuple[str, ...]) -> list[dict[str, Any]]:
+    """How many pictures of each class there are, and which part of them was recognised."""
+    found = class_figures(answers.targets, said, len(labels))
+    columns = zip(labels, found.support.tolist(), found.recall.tolist(), strict=True)
+    return [{"label": label, "n": n, "top1": recall} for label, n, recall in columns if n]
 
 
 def precisions(answers: Answers, labels: tuple[str, ...]) -> list[dict[str, Any]]:

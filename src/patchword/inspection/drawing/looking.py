@@ -46,7 +46,8 @@ def classes_figure(
 def heads_figure(maps: np.ndarray, names: Sequence[str]) -> Figure:
     """Every layer and head: maps (L, H, h, w), each by its own extremes; whichever are more go from left to right."""
     layers, heads, h, w = maps.shape
-    across, down, gap = ("layer", "head", max(1, h // 8)) if layers > heads else ("head", "layer", max(1, h // 8))
+    gap = max(1, h // 8)
+    across, down = ("layer", "head") if layers > heads else ("head", "layer")
     ticks = {"layer": list(names), "head": [str(i + 1) for i in range(heads)]}
     columns, rows = len(ticks[across]), len(ticks[down])
     tiles = maps.swapaxes(0, 1) if across == "layer" else maps

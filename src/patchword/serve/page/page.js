@@ -165,10 +165,12 @@ async function refresh() {
   const item = current, what = mode();
   $("why-row").hidden = what !== "why";
   $("attention-row").hidden = $("hint").hidden = what !== "attention";
+  const alike = what === "why" && ["rollout", "attention"].includes($("method").value);
+  $("alike").hidden = !alike;
   if (!item || !item.result) return;
   if (what === "none") { draw(); return; }
   const path = what === "why"
-    ? `v1/explain?label=${item.chosen}&method=${$("method").value}`
+    ? `v1/explain?index=${item.chosen}&method=${$("method").value}`
     : `v1/attention?layer=${$("layer").value}` + ($("head").value === "" ? "" : `&head=${$("head").value}`);
   item.wanted = path;
   draw();
@@ -195,12 +197,9 @@ function heat(item) {
   if (!found || mode() === "none") return null;
   if (found.map) return found;
   const {rows, columns, prefix, tokens, bytes, box} = found, row = new Float32Array(rows * columns);
-  const readers = patch ? [prefix + patch[0] * columns + patch[1]]
-    : prefix ? [0] : [...Array(rows * columns).keys()];
-  for (const reader of readers)
-    for (let i = 0; i < row.length; i++) row[i] += bytes[reader * tokens + prefix + i] / 255;
-  const most = Math.max(...row, 1e-9);
-  return {box, map: [...Array(rows).keys()].map(r => Array.from(row.slice(r * columns, (r + 1) * columns), v => v / most))};
+  const reader = patch ? prefix + patch[0] * columns + patch[1] : tokens;  // the last row: where the answer is read from
+  for (let i = 0; i < row.length; i++) row[i] = bytes[reader * tokens + prefix + i] / 255;
+  return {box, map: [...Array(rows).keys()].map(r => Array.from(row.slice(r * columns, (r + 1) * columns)))};
 }
 
 function draw() {

@@ -1,0 +1,120 @@
+"""The command that measures a model: evaluate."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ..errors import ConfigError
+from .reading import NOTHING, Flag, ModelReference, Reading, title_of, words
+from .screen import print_evaluation, progress, report_unread, say
+
+if TYPE_CHECKING:
+    from ..classifier import Classifier
+    from ..evaluation import Evaluation, Labelled
+    from ..evaluation.robustness import Robustness
+
+
+def evaluate(
+    model: ModelReference,
+    data: Annotated[Positional[str], words("DATA")],
+    reading: OmitArgPrefixes[Reading] = NOTHING,
+    against: Annotated[str | None, words("MODEL")] = None,
+    json: Flag = False,
+    csv: Annotated[Path | None, words("FILE")] = None,
+    out: Annotated[Path | None, words("DIR")] = None,
+    corruptions: Flag = False,
+    overwrite: Flag = False,
+    batch_size: int = 16,
+) -> int:
+    """Measure a model on labelled pictures, with 95 % intervals.
+
+    Example: patchword evaluate model.npz imagenet/val --json
+
+    Args:
+        data: DATA/CLASS/*.jpg with folders named by label, WordNet id or index; or a data set such as cifar10
+        against: another model, for the same pictures: is the first really better?
+        json: one JSON document on standard output, nothing else
+        csv: write every prediction into a table
+        out: folder for a page: confusions, reliability diagram, classes, hardest mistakes
+        corruptions: also measure on pictures made worse in 15 ways, at five severities: 75 times the work
+        overwrite: replace the table and the page if they are there
+        batch_size: pictures that go through the model together, on each core
+    """
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
+    if csv and csv.exists() and not overwrite:
+        raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
+    from ..checkpoints import read_checkpoint
+    from ..classifier import Classifier
+    from ..evaluation import evaluate as measure
+    from ..evaluation import labelled_pictures
+    from ..evaluation.robustness import robustness
+    from ..evaluation.table import write_rows
+    from ..figures.files import require_room
+
+    if out:
+        require_room(out, overwrite)
+    checkpoint = reading.read(model)
+    pictures = labelled_pictures(data, checkpoint.several)
+    classifier = Classifier(checkpoint)
+    other = Classifier(read_checkpoint(against)) if against else None
+    for each, name in ((classifier, model), (other, against)):
+        if each is not None:
+            check_labels(each, str(name), pictures)
+    if corruptions and checkpoint.several:
+        raise ConfigError("--corruptions goes with models that give one class for each picture.")
+    with progress("evaluating", len(pictures) * (2 if other else 1)) as step:
+        result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
+    if csv:
+        write_rows(csv, result.rows)
+        say(f"wrote {csv}")
+    robust = None
+    if corruptions:
+        with progress("making worse", len(pictures)) as step:
+            robust = robustness(classifier, pictures, step)
+    if out:
+        write_evaluation_page(out, model, data, classifier, pictures, result, robust)
+    if json:
+        extra = {"part": pictures[0].part, **({"corruptions": robust.to_json()} if robust else {})}
+        print(json_format.dumps(result.to_json() | extra, indent=2))
+    else:
+        if pictures[0].part:
+            print(f"part      {pictures[0].part}")
+        print_evaluation(result, robust)
+    return report_unread(result.skipped, len(pictures))
+
+
+def check_labels(classifier: "Classifier", name: str, pictures: "list[Labelled]") -> None:
+    """Before time is spent: do the classes fit the model, and if not, which model?"""
+    from ..data.folders import match_classes
+    from ..errors import DataError
+
+    names = sorted({label for each in pictures for label in each.labels})
+    try:
+        match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def write_evaluation_page(
+    out: Path, model: str, data: str, classifier: "Classifier", pictures: "list[Labelled]",
+    result: "Evaluation", robust: "Robustness | None",
+) -> None:  # fmt: skip
+    from ..evaluation.page import write_evaluation
+    from ..figures.files import PAGE
+
+    part = f" of its {pictures[0].part} part" if pictures[0].part else ""
+    facts = [
+        ("model", title_of(model)),
+        ("kind", repr(classifier)),
+        (
+            "data",
+            f"{data}, {len(pictures):,} pictures" + (f" of its {part} part" if (part := pictures[0].part) else ""),
+        ),
+        ("temperature", f"{classifier.checkpoint.temperature:g}"),
+        ("speed", f"{result.images_per_second:.1f} pictures per second"),
+    ]
+    write_evaluation(out, classifier, pictures, result, facts, robust)
+    say(f"wrote {out / PAGE}")

@@ -1,0 +1,70 @@
+"""Merged tokens: nothing changes where nothing is merged, or where what is merged is exactly alike."""
+
+import pytest
+import torch
+
+from patchword.errors import ConfigError
+from patchword.models.merging import MergingViT, merge
+from test_inspection import VITS, lively
+
+FITTING = {
+    name: config
+    for name, config in VITS.items()
+    if config.positions not in ("rotary", "relative") and config.attention == "global" and not config.post_norm
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_without_merging_it_is_the_model(name: str) -> None:
+    model = lively(FITTING[name])
+    images = torch.randn(3, model.config.in_channels, *model.config.image_size)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            MergingViT(model, [0] * model.config.depth)(images), model(images), atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_patches_that_are_alike_can_be_merged_for_nothing(name: str) -> None:
+    """Every patch occurs several times and positions say nothing: half the tokens carry all that there is."""
+    config = FITTING[name].replace(positions="none")
+    if config.stem != "linear":
+        pytest.skip("behind convolutions equal patches do not stay equal at the borders")
+    model = lively(config)
+    h, w = config.grid
+    colours = torch.randn(2, config.in_channels, 1, w)
+    images = colours.repeat(1, 1, config.image_size[0], 1).repeat_interleave(config.image_size[1] // w, dim=3)
+    merged = [config.num_patches // 4] + [0] * (config.depth - 1)
+    with torch.no_grad():
+        torch.testing.assert_close(MergingViT(model, merged)(images), model(images), atol=1e-4, rtol=1e-3)
+
+
+def test_the_most_alike_are_merged_and_weighed() -> None:
+    keys = torch.tensor([[[9.0, 9.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.1], [0.1, 1.0]]])  # a prefix token, four patches
+    x = torch.tensor([[[5.0], [1.0], [2.0], [30.0], [4.0]]])
+    sizes = torch.tensor([[[1.0], [1.0], [1.0], [1.0], [3.0]]])
+    # First half: patches 0 and 2, second: 1 and 3. Nearest of 0 (1, 0) is 3 (0.1), of 2 (-1, 0.1) is 1 (0.1) ...
+    found, weights = merge(x, sizes, keys, 1, 1)
+    assert found.shape == (1, 4, 1) and weights.sum() == sizes.sum(), "no patch is lost"
+    torch.testing.assert_close((found * weights).sum(), (x * sizes).sum())
+    assert found[0, 0, 0] == 5.0, "a prefix token stays what it is"
+    assert weights.max() == 4.0 and found[0, weights[0, :, 0].argmax(), 0] == pytest.approx((1.0 + 3 * 4.0) / 4)
+
+
+def test_more_than_there_are_partners_for() -> None:
+    model = lively(VITS["class"])
+    images = torch.randn(1, 3, *model.config.image_size)
+    with torch.no_grad():
+        assert MergingViT(model, [1000] * model.config.depth)(images).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["relative", "rotary", "local", "sin-cos, normed"])
+def test_what_cannot_be_merged_is_told(name: str) -> None:
+    model = lively(VITS[name])
+    with pytest.raises(ConfigError, match="can be merged only"):
+        MergingViT(model, [1] * model.config.depth)
+
+
+def test_a_number_for_each_block() -> None:
+    with pytest.raises(ConfigError, match="each of the 3 blocks"):
+        MergingViT(lively(VITS["class"]), [4])
