@@ -48,14 +48,14 @@ class Protocol(H11Protocol):
 
 
 class Lines(logging.Handler):
-    """What uvicorn has to say, as a line of our log."""
+    """What libraries have to say, as a line of our log."""
 
     def __init__(self, meters: Meters) -> None:
         super().__init__(logging.WARNING)
         self.meters = meters
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.meters.log("uvicorn", level=record.levelname.lower(), detail=record.getMessage())
+        self.meters.log("library", name=record.name, level=record.levelname.lower(), detail=record.getMessage())
 
 
 class Server(uvicorn.Server):
@@ -83,8 +83,7 @@ def run(
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; what was accepted by then is answered. `name` is what the model is called."""
     app = create_app(checkpoint, limits, token, threads, name=name)
-    speaker = logging.getLogger("uvicorn")
-    speaker.handlers, speaker.propagate = [Lines(app.state.meters)], False
+    logging.getLogger().handlers = [Lines(app.state.meters)]
     config = uvicorn.Config(
         app, log_config=None, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=int(limits.sending + limits.answering) + 5, timeout_keep_alive=5, http=Protocol,
