@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import write_result
+from harness import shown, write_result
 
 from patchword.classifier import Classifier
 from patchword.data.folders import match_classes
@@ -43,8 +43,8 @@ def main() -> None:
         tally.add(torch.from_numpy(values), targets.tolist())
         figures, intervals = tally.detailed(logits.shape[1])
         found[name] = {key: {"value": figures[key], "interval": intervals[key]} for key in SHOWN}
-        shown = [f"{key} {figures[key]:.4f} ({intervals[key][0]:.4f} to {intervals[key][1]:.4f})" for key in SHOWN]
-        print(name, *shown, sep="\n  ")
+        said = [f"{key} {figures[key]:.4f} ({intervals[key][0]:.4f} to {intervals[key][1]:.4f})" for key in SHOWN]
+        print(name, *said, sep="\n  ")
     command = f"benchmarks/calibration.py {shown(args.model)} {shown(args.folder)}"
     print(write_result("calibration", {"command": command, "pictures": len(targets), **found}))
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS, write_result
+from harness import COMMIT, RESULTS, machine, write_result
 
 from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
 
@@ -74,7 +74,7 @@ def main() -> None:
             if (name, minutes, args.seed) in done:
                 continue
             point = {"series": name, "minutes": minutes, "seed": args.seed, **measure(recipe, minutes, args.seed)}
-            points.append(point)
+            points.append({**point, "commit": COMMIT, "machine": machine()["cpu"]})
             print(f"{name:12} {minutes:3} min  val {point['val']:.2%}  test {point['test']:.2%}", flush=True)
             write_result("crossing", {"points": points})
             draw(points, HERE.parent / "docs/crossing.svg")

@@ -66,14 +66,22 @@ def shown(path: str) -> str:
     return "/".join(Path(path).parts[-2:])
 
 
-def write_result(name: str, content: dict[str, Any]) -> Path:
-    """results/NAME.json; a dirty tree is marked, since its commit does not say what ran."""
+def commit() -> str:
+    """What ran; a dirty tree is marked, since its commit does not say so."""
     root = RESULTS.parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
     changes = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True).stdout
     dirty = any(not line[3:].startswith("results/") for line in changes.splitlines())
+    return head + ("-dirty" if dirty else "")
+
+
+COMMIT = commit()  # at the start: what a benchmark writes into the tree is not what it ran
+
+
+def write_result(name: str, content: dict[str, Any]) -> Path:
+    """results/NAME.json, with the commit, the day and the machine."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    head = {"commit": commit + ("-dirty" if dirty else ""), "date": time.strftime("%Y-%m-%d"), "machine": machine()}
+    head = {"commit": COMMIT, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
     path.write_text(json.dumps({**head, **content}, indent=2) + "\n")
     return path

@@ -1,0 +1,36 @@
+"""A study by the command a user would type, its rows kept in results/ and its figure in docs/.
+
+    python benchmarks/studied.py NAME OUT [--budget 20m] [--seeds 1]
+
+Runs `patchword study NAME` in the folder OUT, where it goes on if it was stopped, and writes results/study_NAME.json
+and docs/study_NAME.svg.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import RESULTS, write_result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--budget", default="20m")
+    parser.add_argument("--seeds", type=int, default=1)
+    args = parser.parse_args()
+    said = ["study", args.name, "--budget", args.budget, "--seeds", str(args.seeds)]
+    subprocess.run([sys.executable, "-m", "patchword", *said, "--out", str(args.out)], check=True)
+    plan = json.loads((args.out / "plan.json").read_text())
+    rows = json.loads((args.out / "results.json").read_text())["rows"]
+    content = {"command": f"patchword {' '.join(said)}", "steps": plan["steps"], "seeds": args.seeds, "rows": rows}
+    print(write_result(f"study_{args.name.replace('-', '_')}", content))
+    shutil.copy(args.out / f"{args.name}.svg", RESULTS.parent / f"docs/study_{args.name.replace('-', '_')}.svg")
+
+
+if __name__ == "__main__":
+    main()
