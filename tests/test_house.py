@@ -23,7 +23,7 @@ ROOMS = (
     "checkpoints",
     "engines",
 )
-ROOMS += ("figures", "report", "classifier", "probing", "evaluation", "inspection", "training")
+ROOMS += ("figures", "classifier", "probing", "evaluation", "inspection", "report", "training")
 ROOMS += ("studies", "serve", "cli")
 
 

@@ -21,7 +21,8 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from patchword.config import AugmentConfig, Config, DataConfig, ResNetConfig, ViTConfig
 from patchword.errors import CheckpointError
-from patchword.report import Mistake, Report, report_html, wilson, write_report
+from patchword.evaluation.intervals import wilson
+from patchword.report import Mistake, Report, report_html, write_report
 from patchword.report.curves import smoothed, ticks
 from patchword.report.text import duration, shortened, width
 

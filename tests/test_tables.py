@@ -9,9 +9,8 @@ from PIL import Image
 
 from patchword.config import DataConfig
 from patchword.data.open import open_data
-from patchword.data.readable import find_unreadable
 from patchword.data.tables import open_table
-from patchword.errors import DataError
+from patchword.errors import DataError, ImageError
 
 
 @pytest.fixture
@@ -120,8 +119,9 @@ def test_wrong_files_of_several_labels(folder: Path, text: str, message: str) ->
 def test_missing_files_are_like_damaged_ones(folder: Path) -> None:
     source = open_table(table(folder, "path,label\ngone.png,a\np/1.png,b\n"), several=False).parts["train"]
     assert len(source) == 2
-    [(index, reason)] = find_unreadable(source, mode="RGB")
-    assert index == 0 and "gone.png: there is no such file" in reason
+    source.read(1, mode="RGB")
+    with pytest.raises(ImageError, match="gone.png: there is no such file"):
+        source.read(0, mode="RGB")
 
 
 def test_names_of_all_scripts(folder: Path) -> None:

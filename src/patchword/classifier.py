@@ -67,9 +67,11 @@ class Encoder:
         """From any model reference; `fields` are model fields that adapt or explain it, as in `pw.load`."""
         return cls(read_checkpoint(reference, **fields))
 
-    def pixels(self, image: str | Path | bytes | Image.Image) -> Tensor:
+    def pixels(self, image: Readable | bytes | Image.Image) -> Tensor:
         """What the model will see of a picture, before normalisation: uint8 (H, W, C)."""
         mode = self.preprocess.mode
+        if callable(image):
+            image = image(mode=mode)
         if isinstance(image, Image.Image):
             image = to_mode(image, mode)
         elif isinstance(image, str | Path | bytes):
@@ -97,8 +99,7 @@ class Encoder:
         read: list[Tensor | ImageError] = []
         for file in files:
             try:
-                picture = file if isinstance(file, str | Path) else file(mode=self.preprocess.mode)
-                read.append(self.pixels(picture))
+                read.append(self.pixels(file))
             except ImageError as error:
                 read.append(error)
         good = [p for p in read if isinstance(p, Tensor)]

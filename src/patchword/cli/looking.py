@@ -59,7 +59,7 @@ def inspect(
     subject = Subject(
         classifier, pictures, None if label is None else find_class(classifier.labels, label), before_resizing(model)
     )
-    with progress("looking", 11) as step:
+    with progress("looking", len(NAMES)) as step:
         found = look(subject, lambda title: step())
     notes = [*classifier.checkpoint.notes, *(reason for _, reason in pictures.unread)]
     page = inspection_html(title_of(model), facts(subject, found), found.exhibits, notes)

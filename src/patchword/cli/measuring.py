@@ -46,7 +46,6 @@ def evaluate(
         raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
     if csv and csv.exists() and not overwrite:
         raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
-    from ..checkpoints import read_checkpoint
     from ..classifier import Classifier
     from ..evaluation import evaluate as measure
     from ..evaluation import labelled_pictures
@@ -57,14 +56,13 @@ def evaluate(
     if out:
         require_room(out, overwrite)
     checkpoint = reading.read(model)
-    pictures = labelled_pictures(data, checkpoint.several)
-    classifier = Classifier(checkpoint)
-    other = Classifier(read_checkpoint(against)) if against else None
-    for each, name in ((classifier, model), (other, against)):
-        if each is not None:
-            check_labels(each, str(name), pictures)
     if corruptions and checkpoint.several:
         raise ConfigError("--corruptions goes with models that give one class for each picture.")
+    pictures = labelled_pictures(data, checkpoint.several)
+    classifier, other = Classifier(checkpoint), Classifier.load(against) if against else None
+    check_labels(classifier, model, pictures)
+    if other is not None:
+        check_labels(other, str(against), pictures)
     with progress("evaluating", len(pictures) * (2 if other else 1)) as step:
         result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
     if csv:
@@ -76,14 +74,18 @@ def evaluate(
             robust = robustness(classifier, pictures, step)
     if out:
         write_evaluation_page(out, model, data, classifier, pictures, result, robust)
-    if json:
-        extra = {"part": pictures[0].part, **({"corruptions": robust.to_json()} if robust else {})}
-        print(json_format.dumps(result.to_json() | extra, indent=2))
-    else:
-        if pictures[0].part:
-            print(f"part      {pictures[0].part}")
-        print_evaluation(result, robust)
+    print_result(result, robust, pictures[0].part, json)
     return report_unread(result.skipped, len(pictures))
+
+
+def print_result(result: "Evaluation", robust: "Robustness | None", part: str, json: bool) -> None:
+    if json:
+        extra = {"part": part, **({"corruptions": robust.to_json()} if robust else {})}
+        print(json_format.dumps(result.to_json() | extra, indent=2))
+        return
+    if part:
+        print(f"part      {part}")
+    print_evaluation(result, robust)
 
 
 def check_labels(classifier: "Classifier", name: str, pictures: "list[Labelled]") -> None:
@@ -102,17 +104,14 @@ def write_evaluation_page(
     out: Path, model: str, data: str, classifier: "Classifier", pictures: "list[Labelled]",
     result: "Evaluation", robust: "Robustness | None",
 ) -> None:  # fmt: skip
-    from ..evaluation.page import write_evaluation
     from ..figures.files import PAGE
+    from ..report.evaluated import write_evaluation
 
     part = f" of its {pictures[0].part} part" if pictures[0].part else ""
     facts = [
         ("model", title_of(model)),
         ("kind", repr(classifier)),
-        (
-            "data",
-            f"{data}, {len(pictures):,} pictures" + (f" of its {part} part" if (part := pictures[0].part) else ""),
-        ),
+        ("data", f"{data}, {len(pictures):,} pictures{part}"),
         ("temperature", f"{classifier.checkpoint.temperature:g}"),
         ("speed", f"{result.images_per_second:.1f} pictures per second"),
     ]

@@ -18,7 +18,6 @@ from .sources import PART_NAMES, FileSource, Found
 SPLITS = frozenset(PART_NAMES)
 
 _LAYOUT = "It should look like {folder}/cat/1.jpg, {folder}/dog/2.jpg: one folder for each class."
-_SHOWN = 5  # names listed in an error
 
 
 def class_folders(folder: str | Path) -> list[tuple[Path, str]]:
@@ -167,13 +166,11 @@ def _by_index(name: str, num_classes: int) -> int | None:
 
 
 def _misfit_message(misfits: list[str], names: Sequence[str], labels: Sequence[str] | None, num_classes: int) -> str:
-    shown = ", ".join(repr(name) for name in misfits[:_SHOWN])
-    more = f" and {len(misfits) - _SHOWN} more" if len(misfits) > _SHOWN else ""
     accepted = ["the model's labels (unless a name stands for several classes)"] if labels is not None else []
     if num_classes == len(imagenet_classes()):
         accepted.append("ImageNet's WordNet ids (n01440764)")
     accepted.append(f"class indices from 0 to {num_classes - 1}")
-    message = f"No class of the model fits the folders {shown}{more}. Folder names may be {' or '.join(accepted)}."
+    message = f"No class of the model fits the folders {listed(misfits)}. Folder names may be {' or '.join(accepted)}."
     if labels is None and len(set(names)) == num_classes:
         message += " The model has no labels, and the order of the folders is not taken for theirs: give the labels."
     return message

@@ -1,8 +1,9 @@
-"""How sure a figure is: bootstrap intervals, and whether one model is really better than another.
+"""How sure a figure is: Wilson's and bootstrap intervals, and whether one model is really better than another.
 
 Plain arrays; no models, no files.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,15 @@ from scipy.stats import binomtest
 
 ROUNDS = 2000
 LEVEL = 0.95
+
+
+def wilson(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval for a rate that was seen in n independent trials; z = 1.96 gives 95%."""
+    if n <= 0:
+        return 0.0, 1.0
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
 def bootstrap(

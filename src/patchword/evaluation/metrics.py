@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..report.content import wilson
 from .calibration import BINS, calibration_error, equal_mass, equal_width
 from .classes import class_figures
-from .intervals import bootstrap_all, bootstrap_mean
+from .intervals import bootstrap_all, bootstrap_mean, wilson
 
 SLOW_ROUNDS = 500  # of bootstrap, for figures that are no means
 

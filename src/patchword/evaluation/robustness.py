@@ -68,8 +68,7 @@ def answers(classifier: Classifier, kinds: Sequence[str], item: tuple[int, Label
     """The class said to the clean picture and to each worse one, in order; None if it cannot be read."""
     seed, each = item
     try:
-        read = each.picture if not callable(each.picture) else each.picture(mode=classifier.preprocess.mode)
-        clean = classifier.pixels(read).numpy()
+        clean = classifier.pixels(each.picture).numpy()
     except ImageError:
         return None
     worse = [corrupted(clean, name, severity, seed) for name in kinds for severity in SEVERITIES]

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..checkpoints import Checkpoint
 from ..classifier import Classifier
 from ..figures.exhibit import Exhibit
+from ..figures.words import plural
 from ..models import ViT
 from ..models.resnet import FeatureMap
-from ..report.text import plural
 from .distance import attention_reach
 from .explain import BY_CLASS, default_method, explain, methods_for
 from .filters import embedding_filters

@@ -39,9 +39,3 @@ def load_recipe(name: str) -> Config:
     if not isinstance(config, Config):
         raise ConfigError(f"The recipe {path} must set `config` to a patchword.config.Config.")
     return config
-
-
-def describe_recipe(name: str) -> str:
-    """The first line of a recipe's docstring."""
-    module = importlib.import_module(f"{__name__}.{name}")
-    return (module.__doc__ or "").strip().splitlines()[0]

@@ -6,9 +6,11 @@ import numpy as np
 from PIL import Image
 
 from ..data.visible import visible
-from .content import Graded, wilson
+from ..evaluation.intervals import wilson
+from ..figures.words import count, plural
+from .content import Graded
 from .pictures import data_uri
-from .text import count, escape, name, percent, plural, shortened, width
+from .text import escape, name, percent, shortened, width
 
 MOST_LABELLED = 60  # classes whose names still fit beside the map
 MOST_WRITTEN = 20  # classes up to which the counts are written into the cells

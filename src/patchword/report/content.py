@@ -96,15 +96,6 @@ class Report(Graded):
         return [row for row in self.metrics if row.get("kind") == kind]
 
 
-def wilson(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a rate that was seen in n independent trials; z = 1.96 gives 95%."""
-    if n <= 0:
-        return 0.0, 1.0
-    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - reach), min(1.0, centre + reach)
-
-
 def number(value: Any) -> float | None:
     """The value as a float if it is a finite number: metrics may hold null, and NaN where a run went wrong."""
     fits = isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..figures.words import count
 from .content import Report, Row, number
-from .text import count, escape, percent
+from .text import escape, percent
 
 WIDTH, HEIGHT = 520, 270
 LEFT, RIGHT, TOP, BOTTOM = 52, 78, 12, 40  # room for tick labels, and for the lines' names at their ends

@@ -8,6 +8,7 @@ from PIL import Image
 
 from ..figures.exhibit import Exhibit
 from ..figures.theme import DARK, LIGHT, Theme, drawn_in
+from .confusion import listing
 from .document import section
 from .pictures import data_uri
 from .text import escape
@@ -29,7 +30,7 @@ def figure(exhibit: Exhibit) -> str:
     paper = f"<p>{escape(exhibit.paper)}</p>" if exhibit.paper else ""
     aside = '<p class="aside">Wider than this screen: push it sideways.</p>' if look else ""
     drawn = f'<figure class="drawn"><div class="scroll"><picture>{source}{image}</picture></div>{aside}{paper}</figure>'
-    return drawn + listing(exhibit.table)
+    return drawn + table(exhibit.table)
 
 
 def picture(exhibit: Exhibit, theme: Theme) -> tuple[str, int]:
@@ -49,12 +50,13 @@ def few_colours(image: Image.Image) -> bool:
     return len(np.unique(pixels, axis=0)) < 6000
 
 
-def listing(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Of plain text; the first row is the head."""
     if not rows:
         return ""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     lines = "".join("<tr>" + "".join(cells(line)) + "</tr>" for line in rows[1:])
-    return f'<div class="scroll"><table class="list"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return f'<div class="scroll">{listing(head, lines)}</div>'
 
 
 def cells(line: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..checkpoints.files import atomic_output
 from ..data.visible import visible
+from ..figures.words import count
 from .confusion import class_table, confusion
 from .content import Report
 from .curves import curves
@@ -14,7 +15,7 @@ from .document import document, notes_list, section
 from .pictures import MOST_MISTAKES, mistakes_grid
 from .style import SCRIPT
 from .summary import hero, summary, tiles
-from .text import count, escape, table
+from .text import escape, table
 
 
 def write_report(folder: Path, report: Report) -> Path:

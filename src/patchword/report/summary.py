@@ -4,8 +4,10 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from .content import Graded, Report, number, wilson
-from .text import count, duration, escape, name, percent, plural, table
+from ..evaluation.intervals import wilson
+from ..figures.words import count, plural
+from .content import Graded, Report, number
+from .text import duration, escape, name, percent, table
 
 PARTS = {"val": "validation", "test": "test"}
 

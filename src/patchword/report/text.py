@@ -38,14 +38,6 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}%"
 
 
-def count(value: int) -> str:
-    return f"{value:,}"
-
-
-def plural(value: int, noun: str, ending: str = "s") -> str:
-    return f"{count(value)} {noun}{'' if value == 1 else ending}"
-
-
 def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f}{_SPACE}s" if seconds < 10 else f"{seconds:.0f}{_SPACE}s"
