@@ -18,6 +18,7 @@ from torch import Tensor
 from .checkpoints import Checkpoint, read_checkpoint
 from .data.ahead import ahead
 from .data.images import load_image, to_mode
+from .engines import Engine, open_engine, torch_engine
 from .errors import ConfigError, ImageError
 
 # A file, or what reads a picture of a data set in a given mode.
@@ -111,12 +112,14 @@ class Encoder:
 class Classifier(Encoder):
     """`Classifier.load("model")("cat.jpg").label`"""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, engine: str | Engine = "torch") -> None:
         if not checkpoint.config.num_classes:
             raise ConfigError("The model has no head, so it cannot classify; load it with num_classes, and train it.")
         super().__init__(checkpoint)
         count = checkpoint.config.num_classes
         self.labels = checkpoint.labels or tuple(str(i) for i in range(count))
+        self.engine_name = "" if callable(engine) else engine
+        self.engine = engine if callable(engine) else self.opened(engine)
 
     def __repr__(self) -> str:
         config = self.checkpoint.config
@@ -129,9 +132,31 @@ class Classifier(Encoder):
         with torch.inference_mode():
             return self.prediction(self.logits(pixels[None])[0], top)
 
+    def opened(self, engine: str) -> Engine:
+        if engine == "torch":
+            return torch_engine(self.checkpoint, self.model)
+        if engine != "auto":
+            return open_engine(engine, self.checkpoint)
+        from .engines.choose import choose
+
+        chosen = choose(self.checkpoint)
+        self.engine_name = chosen.name
+        return chosen.engine
+
+    @classmethod
+    def load(cls, reference: str | Path, engine: str = "torch", **fields: Any) -> Self:
+        """From any model reference.
+
+        Args:
+            engine: where it runs: torch, onnx, onnx-int8 ... (`patchword doctor` lists them), or auto, the fastest on
+                this machine whose answers are the model's
+            fields: model fields that adapt or explain it, as in `pw.load`
+        """
+        return cls(read_checkpoint(reference, **fields), engine)
+
     def logits(self, pixels: Tensor) -> Tensor:
         """uint8 (B, H, W, C) to logits (B, K), divided by the temperature."""
-        return self.model(self.preprocess.normalise(pixels)) / self.checkpoint.temperature
+        return self.engine(pixels)
 
     def prediction(self, logits: Tensor, top: int = 5) -> Prediction:
         if top < 1:

@@ -4,6 +4,7 @@ PatchwordError
 ├── ConfigError        a model or a request that cannot be built as written
 ├── CheckpointError    a weights file that cannot be read, or does not fit the model it claims to be
 │   └── ConversionError    a model that the wanted format cannot hold
+├── ExportError        an exported file that does not say what the model says
 ├── DataError          a folder, file or list of images that cannot be used
 │   └── ImageError         one picture that cannot be decoded
 ├── HubError           a download that did not work
@@ -27,6 +28,10 @@ class CheckpointError(PatchwordError):
 
 class ConversionError(CheckpointError):
     """A model that the target format has no place for."""
+
+
+class ExportError(PatchwordError):
+    """An export that does not keep what the model promises."""
 
 
 class DataError(PatchwordError):

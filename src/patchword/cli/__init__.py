@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import tyro
 
 from ..errors import ConfigError, PatchwordError, Stopped
+from .exporting import bench, export
 from .fields import TAKEN, Kind, model_flags, run_flags, take_fields
 from .looking import inspect as see_through
 from .measuring import evaluate
@@ -33,11 +34,13 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "evaluate": evaluate,
     "probe": probe,
     "convert": convert,
+    "export": export,
     "card": card,
     "push": push,
     "inspect": see_through,
     "serve": serve,
     "study": study,
+    "bench": bench,
     "doctor": doctor,
 }
 MODEL_COMMANDS = (
@@ -45,10 +48,12 @@ MODEL_COMMANDS = (
     "evaluate",
     "probe",
     "convert",
+    "export",
     "card",
     "push",
     "inspect",
     "serve",
+    "bench",
 )  # take fields of the model as flags
 
 

@@ -1,6 +1,7 @@
 """`patchword doctor`: what is found about data, a run that stopped, or this machine, on the screen or as JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -8,7 +9,9 @@ from rich.console import Console
 from ..config import DataConfig
 from ..data.doctor import Finding, examine, findings_table, machine_findings
 from ..data.open import open_data
+from ..engines.engine import ENGINES
 from ..engines.probe import probe
+from ..engines.trial import try_engines
 from ..training.folder import CONFIG
 from ..training.guard import replay
 from .screen import progress
@@ -17,7 +20,8 @@ from .screen import progress
 def consult(what: str | None, image_size: tuple[int, int], patch_size: tuple[int, int], as_json: bool) -> int:
     """Prints what was found; 3 if there are errors or warnings, else 0."""
     if what is None:
-        findings = [*machine_findings(), precision()]
+        with progress("trying engines", len(ENGINES)) as step:
+            findings = [*machine_findings(), precision(), *engines(step)]
     elif (Path(what) / CONFIG).is_file():
         findings = examine_run(Path(what))
     else:
@@ -40,6 +44,24 @@ def precision() -> Finding:
         return Finding("note", "bf16 does not work here: a trial did not survive", (), "patchword computes in fp32.")
     used = "is used" if seen.bf16_gain > 1.2 else "is not used"
     return Finding("note", f"a bf16 product runs at {seen.bf16_gain:.2g} times the speed of fp32", (), f"It {used}.")
+
+
+def engines(on_progress: Callable[[], object]) -> list[Finding]:
+    """What trials in processes of their own said of each engine, the fastest first."""
+    verdicts = try_engines(on_progress=on_progress)
+    base = verdicts["torch"]
+    working = sorted((each for each in verdicts.values() if each.works), key=lambda each: -each.batched)
+    findings = []
+    for each in working:
+        speed = f"{each.single:.0f} pictures a second one at a time, {each.batched:.0f} in batches"
+        gain = f" ({each.batched / base.batched:.2g} times torch)" if base.works and each is not base else ""
+        findings.append(Finding("note", f"engine {each.name} works: {speed}{gain}", (ENGINES[each.name].means,)))
+    for each in verdicts.values():
+        if not each.works:
+            findings.append(Finding("note", f"engine {each.name} is not used: {each.why}", (ENGINES[each.name].means,)))
+    best = working[0].name if working else "torch"
+    advice = f"--engine {best} is the fastest here for a small ViT; --engine auto measures with your model."
+    return [*findings, Finding("note", "engines were tried with a ViT of 3 blocks, 384 wide", (), advice)]
 
 
 def examine_run(run: Path) -> list[Finding]:

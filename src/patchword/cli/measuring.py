@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ..errors import ConfigError
-from .reading import NOTHING, Flag, ModelReference, Reading, title_of, words
+from .reading import NOTHING, EngineName, Flag, ModelReference, Reading, title_of, words
 from .screen import print_evaluation, progress, report_unread, say
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def evaluate(
     corruptions: Flag = False,
     overwrite: Flag = False,
     batch_size: int = 16,
+    engine: EngineName = "torch",
 ) -> int:
     """Measure a model on labelled pictures, with 95 % intervals.
 
@@ -59,7 +60,9 @@ def evaluate(
     if corruptions and checkpoint.several:
         raise ConfigError("--corruptions goes with models that give one class for each picture.")
     pictures = labelled_pictures(data, checkpoint.several)
-    classifier, other = Classifier(checkpoint), Classifier.load(against) if against else None
+    classifier, other = Classifier(checkpoint, engine), Classifier.load(against) if against else None
+    if engine == "auto":
+        say(f"engine: {classifier.engine_name}")
     check_labels(classifier, model, pictures)
     if other is not None:
         check_labels(other, str(against), pictures)

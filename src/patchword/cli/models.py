@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ..errors import ConfigError
-from .reading import NOTHING, Flag, ModelReference, Reading, words
+from .reading import NOTHING, EngineName, Flag, ModelReference, Reading, words
 from .screen import print_predictions, progress, report_unread, say
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def predict(
     csv: Annotated[Path | None, words("FILE")] = None,
     explain: Annotated[Path | None, words("DIR")] = None,
     overwrite: Flag = False,
+    engine: EngineName = "torch",
 ) -> int:
     """Classify pictures.
 
@@ -46,7 +47,9 @@ def predict(
     from ..evaluation import predict as prediction
 
     files = prediction.find_files(images)
-    classifier = Classifier(reading.read(model))
+    classifier = Classifier(reading.read(model), engine)
+    if engine == "auto":
+        say(f"engine: {classifier.engine_name}")
     if explain:
         from ..inspection.files import check_folder
 

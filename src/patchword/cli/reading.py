@@ -23,6 +23,9 @@ def words(metavar: str, meaning: str = "") -> Any:
 MODEL = words("MODEL", "a model folder, a checkpoint file or folder of any family, hf:owner/name, or patchword:cifar10")
 ModelReference = Annotated[Positional[str], MODEL]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+EngineName = Annotated[
+    str, words("NAME", "where it runs: torch, onnx, onnx-int8 ... (see doctor), or auto: the fastest")
+]
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class ViT(nn.Module):
         patches, grid = self.cut(images)
         x = self.patch_embed(patches)
         dropped = self.training and self.config.patch_dropout > 0
-        return self.drop(self.positions(x, self.prefix(len(x)), grid, self.kept_patches(x) if dropped else None))
+        return self.drop(self.positions(x, self.prefix(x.shape[0]), grid, self.kept_patches(x) if dropped else None))
 
     def cut(self, images: Tensor) -> tuple[Tensor, Size]:
         """Images to flattened patches and their grid; flattened patches pass through."""

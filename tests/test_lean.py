@@ -1,10 +1,11 @@
-"""Merged tokens: nothing changes where nothing is merged, or where what is merged is exactly alike."""
+"""Less work, the same answer: nothing changes where nothing is merged, or where what is merged is exactly alike."""
 
 import pytest
 import torch
 
+from patchword.config import ResNetConfig
 from patchword.errors import ConfigError
-from patchword.models.merging import MergingViT, merge
+from patchword.models.lean import LeanViT, lean, merge, read_tokens
 from test_inspection import VITS, lively
 
 FITTING = {
@@ -14,14 +15,23 @@ FITTING = {
 }
 
 
-@pytest.mark.parametrize("name", FITTING)
+@pytest.mark.parametrize("name", VITS)
 def test_without_merging_it_is_the_model(name: str) -> None:
-    model = lively(FITTING[name])
+    model = lively(VITS[name])
     images = torch.randn(3, model.config.in_channels, *model.config.image_size)
     with torch.no_grad():
-        torch.testing.assert_close(
-            MergingViT(model, [0] * model.config.depth)(images), model(images), atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(LeanViT(model)(images), model(images), atol=1e-5, rtol=1e-4)
+
+
+def test_what_no_head_reads_is_not_computed() -> None:
+    """The last MLP gets the class token alone; where every token is averaged, all of them."""
+    for name, seen in (("class", 1), ("average", None)):
+        model, rows = lively(VITS[name]), []
+        model.blocks[-1].mlp.register_forward_pre_hook(lambda module, args, rows=rows: rows.append(args[0].shape[1]))
+        with torch.no_grad():
+            lean(model)(torch.randn(1, 3, *model.config.image_size))
+        assert rows == [seen or model.config.num_patches + model.config.num_prefix]
+        assert (lean(model) is model) == (read_tokens(model) == 0)
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -36,7 +46,7 @@ def test_patches_that_are_alike_can_be_merged_for_nothing(name: str) -> None:
     images = colours.repeat(1, 1, config.image_size[0], 1).repeat_interleave(config.image_size[1] // w, dim=3)
     merged = [config.num_patches // 4] + [0] * (config.depth - 1)
     with torch.no_grad():
-        torch.testing.assert_close(MergingViT(model, merged)(images), model(images), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(LeanViT(model, merged)(images), model(images), atol=1e-4, rtol=1e-3)
 
 
 def test_the_most_alike_are_merged_and_weighed() -> None:
@@ -55,16 +65,21 @@ def test_more_than_there_are_partners_for() -> None:
     model = lively(VITS["class"])
     images = torch.randn(1, 3, *model.config.image_size)
     with torch.no_grad():
-        assert MergingViT(model, [1000] * model.config.depth)(images).isfinite().all()
+        assert LeanViT(model, [1000] * model.config.depth)(images).isfinite().all()
+
+
+def test_a_residual_network_has_no_tokens() -> None:
+    with pytest.raises(ConfigError, match="no tokens to merge"):
+        lean(lively(ResNetConfig(image_size=(32, 32), layers=(1, 1, 1), kind="cifar", num_classes=3)), [1])
 
 
 @pytest.mark.parametrize("name", ["relative", "rotary", "local", "sin-cos, normed"])
 def test_what_cannot_be_merged_is_told(name: str) -> None:
     model = lively(VITS[name])
     with pytest.raises(ConfigError, match="can be merged only"):
-        MergingViT(model, [1] * model.config.depth)
+        LeanViT(model, [1] * model.config.depth)
 
 
 def test_a_number_for_each_block() -> None:
     with pytest.raises(ConfigError, match="each of the 3 blocks"):
-        MergingViT(lively(VITS["class"]), [4])
+        LeanViT(lively(VITS["class"]), [4])

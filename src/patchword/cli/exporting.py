@@ -1,0 +1,210 @@
+"""The commands that take a model elsewhere and fast: export, bench."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ..errors import ConfigError
+from .reading import MODEL, NOTHING, Flag, ModelReference, Reading, title_of, words
+from .screen import progress, say
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..checkpoints import Checkpoint
+    from ..classifier import Classifier
+    from ..engines.bench import Measured
+    from ..evaluation.proof import Proof
+
+
+def export(
+    model: ModelReference,
+    out: Annotated[Positional[Path], words("OUT")],
+    reading: OmitArgPrefixes[Reading] = NOTHING,
+    whole: Flag = False,
+    int8: Flag = False,
+    merge: int = 0,
+    verify: Annotated[str | None, words("DATA")] = None,
+    calibrate: Annotated[str | None, words("DATA")] = None,
+    max_drop: float = 0.5,
+    overwrite: Flag = False,
+) -> int:
+    """Write a model as a file that runs without patchword: OUT.onnx, OUT.pt2 (torch.export) or OUT.xml (OpenVINO).
+
+    Example: patchword export runs/pets pets.onnx --int8 --verify pets/
+
+    The file is opened again and compared with the model on real pictures before it gets its name; the comparison is
+    written beside it as OUT.proof.json.
+
+    Args:
+        out: the ending says the format
+        whole: resizing, cropping and probabilities in the graph: pictures of any size in
+        int8: eight bits in the large matrix products; needs --verify
+        merge: patches to merge in each block, for speed; needs --verify
+        verify: labelled pictures, as for evaluate, on which accuracy is measured before and after
+        calibrate: pictures whose values set the ranges of int8; some photographs by default
+        max_drop: points of accuracy that may be lost, else nothing is written
+        overwrite: replace the file if it is there
+    """
+    if (int8 or merge) and verify is None:
+        raise ConfigError("--int8 and --merge change answers: give --verify DATA, so that the loss is known.")
+    if merge < 0 or not 0 <= max_drop <= 100:
+        raise ConfigError("--merge must be 0 or more, --max-drop a number of points from 0 to 100.")
+    from ..checkpoints.files import atomic_output
+    from ..classifier import Classifier
+    from ..engines.export import Wanted, format_of, make_file
+    from ..evaluation import labelled_pictures
+    from ..evaluation.proof import prove
+
+    format_of(out)
+    classifier = Classifier(reading.read(model))
+    checkpoint = classifier.checkpoint
+    depth = getattr(checkpoint.config, "depth", 1)
+    wanted = Wanted(int8, whole, (merge,) * depth if merge else ())
+    pictures = labelled_pictures(verify, checkpoint.several) if verify else []
+    say(f"making {out.name}")
+    with atomic_output(out, overwrite=overwrite) as made:
+        engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
+        with progress("comparing", 2 * len(pictures)) as step:
+            proof = prove(classifier, engine, wanted, pictures, max_drop / 100, step)
+        size = put_companion(made, out) + made.stat().st_size
+    said = {"file": out.name, "bytes": size, **vars(wanted), **proof.to_json()}
+    with atomic_output(out.with_name(f"{out.name}.proof.json"), overwrite=True) as made:
+        made.write_text(json_format.dumps(said, indent=2) + "\n")
+    print_proof(out, size, proof)
+    return 0
+
+
+def put_companion(made: Path, out: Path) -> int:
+    """OpenVINO keeps weights in a file of their own, which must be there before the one that names it; its size."""
+    weights = made.with_suffix(".bin")
+    if made.suffix != ".xml":
+        return 0
+    size = weights.stat().st_size
+    out.unlink(missing_ok=True)  # an old one would name weights that are no longer its own
+    weights.replace(out.with_suffix(".bin"))
+    return size
+
+
+def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
+    """Some pictures of a folder as the model sees them; None: photographs that come with a library."""
+    if data is None:
+        return None
+    import torch
+
+    from ..engines.engine import CALIBRATION
+    from ..errors import DataError, ImageError
+    from ..evaluation.predict import find_files
+
+    files = find_files([data])
+    read = classifier.each(files[:: max(1, len(files) // CALIBRATION)][:CALIBRATION], lambda pixels: pixels)
+    good = [row for row in read if not isinstance(row, ImageError)]
+    if not good:
+        raise DataError(f"None of the pictures in {data} can be read, so int8 cannot be calibrated with them.")
+    return torch.stack(good)
+
+
+def print_proof(out: Path, size: int, proof: "Proof") -> None:
+    found = proof.agreement
+    print(f"file       {out}, {size / 2**20:.1f} MiB")
+    same = f"{found.same:.1%} of {found.pictures} pictures get the same class"
+    print(f"agreement  {same}, divergence {found.divergence:.2g}")
+    if proof.accuracy is not None:
+        each = proof.accuracy
+        print(f"accuracy   {each['before']:.2%} before, {each['after']:.2%} after, of {each['n']} pictures")
+    print(f"speed      {proof.speed_before:.1f} pictures per second before, {proof.speed_after:.1f} after")
+
+
+def bench(
+    model: Annotated[Positional[str], MODEL] = "patchword:cifar10",
+    reading: OmitArgPrefixes[Reading] = NOTHING,
+    engines: Annotated[tuple[str, ...], words("NAME...")] = (),
+    seconds: float = 5.0,
+    verify: Annotated[str | None, words("DATA")] = None,
+    json: Flag = False,
+    out: Annotated[Path | None, words("DIR")] = None,
+    overwrite: Flag = False,
+) -> int:
+    """Measure this machine's engines side by side: latency, throughput, memory, and whether answers stay the same.
+
+    Example: patchword bench hf:google/vit-base-patch16-224
+
+    Args:
+        engines: those to measure; all that work here by default
+        seconds: for each engine at each batch size; use the machine for nothing else meanwhile
+        verify: labelled pictures, as for evaluate: also measure each engine's accuracy
+        json: one JSON document on standard output, nothing else
+        out: folder for a page with the table and a figure, accuracy against speed
+        overwrite: replace the page if it is there
+    """
+    if seconds <= 0:
+        raise ConfigError(f"--seconds must be above 0, not {seconds:g}.")
+    from ..classifier import Classifier
+    from ..engines.agreement import sample_pictures
+    from ..engines.bench import BATCHES
+    from ..engines.bench import bench as measure
+    from ..engines.engine import ENGINES
+    from ..engines.trial import try_engines
+    from ..figures.files import require_room
+
+    if unknown := sorted(set(engines) - set(ENGINES)):
+        raise ConfigError(f"There is no engine {unknown[0]!r}; there are {', '.join(ENGINES)}.")
+    if out:
+        require_room(out, overwrite)
+    checkpoint = Classifier(reading.read(model)).checkpoint  # which refuses what takes no pictures
+    assert checkpoint.preprocess is not None
+    asked = engines or tuple(ENGINES)
+    with progress("trying", len(asked)) as step:
+        verdicts = try_engines(asked, step)
+    names = [name for name, verdict in verdicts.items() if verdict.works]
+    for verdict in verdicts.values():
+        if not verdict.works:
+            say(f"{verdict.name} does not work here: {verdict.why}")
+    if not names:
+        raise ConfigError("None of these engines works here.")
+    with progress("measuring", len(names) + len(BATCHES)) as step:
+        rows = measure(checkpoint, names, sample_pictures(checkpoint.preprocess), seconds, on_progress=step)
+    accuracy = accuracies(checkpoint, names, verify) if verify else {}
+    show_bench(rows, accuracy, json)
+    if out:
+        write_bench_page(out, model, rows, accuracy)
+    return 0
+
+
+def accuracies(checkpoint: "Checkpoint", names: "list[str]", data: str) -> dict[str, float]:
+    from ..classifier import Classifier
+    from ..evaluation import evaluate, labelled_pictures
+
+    pictures = labelled_pictures(data, checkpoint.several)
+    found = {}
+    for name in names:
+        with progress(name, len(pictures)) as step:
+            result = evaluate(Classifier(checkpoint, name), pictures, on_progress=step)
+        found[name] = float(result.figures["map" if checkpoint.several else "top1"])
+    return found
+
+
+def show_bench(rows: "list[Measured]", accuracy: dict[str, float], json: bool) -> None:
+    from ..report.benched import bench_table
+
+    if json:
+        said = [row.to_json() | ({"accuracy": accuracy[row.name]} if row.name in accuracy else {}) for row in rows]
+        print(json_format.dumps(said, indent=2))
+        return
+    lines = bench_table(rows, accuracy)
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    for line in lines:
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        print("  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip())
+
+
+def write_bench_page(out: Path, model: str, rows: "list[Measured]", accuracy: dict[str, float]) -> None:
+    from ..data.doctor.machine import machine_facts
+    from ..figures.files import PAGE
+    from ..report.benched import write_bench
+
+    machine = ", ".join(f"{key} {value}" for key, value in machine_facts().items() if value)
+    write_bench(out, title_of(model), [("model", title_of(model)), ("machine", machine)], rows, accuracy)
+    say(f"wrote {out / PAGE}")

@@ -1,0 +1,106 @@
+"""Engines side by side: latency, throughput, memory and agreement, in turns, so that noise hits all alike."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..checkpoints import Checkpoint
+from ..errors import PatchwordError
+from .agreement import Agreement, agreement, answers
+from .engine import Engine, open_engine
+from .memory import resident
+
+BATCHES = (1, 8, 32)
+LEAST = 5  # rounds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of one engine at one batch size."""
+
+    batch: int
+    median: float  # milliseconds for the batch
+    p95: float
+    p99: float
+    rounds: int
+
+    @property
+    def per_second(self) -> float:
+        return 1000 * self.batch / self.median
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An engine on this machine, with this model."""
+
+    name: str
+    timings: list[Timing] = field(default_factory=list)
+    agreement: Agreement | None = None
+    mebibytes: float = 0.0  # that the process grew by when it was opened and first used
+    seconds: float = 0.0  # that opening took
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        said = asdict(self)
+        for row, timing in zip(said["timings"], self.timings, strict=True):
+            row["per_second"] = timing.per_second
+        return said
+
+
+def bench(
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    pictures: Tensor,
+    seconds: float = 10.0,
+    batches: Sequence[int] = BATCHES,
+    on_progress: Callable[[], object] = lambda: None,
+) -> list[Measured]:
+    """A row for each engine; `seconds` is about how long each has at each batch size."""
+    opened: dict[str, Engine] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    wanted = answers(open_engine("torch", checkpoint, pictures), pictures)
+    for name in names:
+        rows[name], engine = try_opening(name, checkpoint, pictures, wanted)
+        if engine is not None:
+            opened[name] = engine
+        on_progress()
+    timings: dict[str, list[Timing]] = {name: [] for name in names}
+    for batch in batches:
+        copies = pictures.repeat(-(-batch // len(pictures)), 1, 1, 1)[:batch]
+        for name, times in in_turns(opened, copies, seconds).items():
+            low, middle, high = (float(np.quantile(times, q)) for q in (0.5, 0.95, 0.99))
+            timings[name].append(Timing(batch, 1000 * low, 1000 * middle, 1000 * high, len(times)))
+        on_progress()
+    return [Measured(name, timings[name], **rows[name]) for name in names]
+
+
+def try_opening(
+    name: str, checkpoint: Checkpoint, pictures: Tensor, wanted: Tensor
+) -> tuple[dict[str, Any], Engine | None]:
+    start, before = time.perf_counter(), resident()
+    try:
+        engine = open_engine(name, checkpoint, pictures)
+        said = answers(engine, pictures)
+    except (PatchwordError, RuntimeError, ValueError) as error:
+        return {"error": str(error).splitlines()[0][:200]}, None
+    grown, took = (resident() - before) / 2**20, time.perf_counter() - start
+    return {"agreement": agreement(wanted, said), "mebibytes": grown, "seconds": took}, engine
+
+
+def in_turns(engines: dict[str, Engine], pixels: Tensor, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each call; every round calls every engine once, the next in reverse."""
+    for engine in engines.values():
+        engine(pixels)
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    end, rounds = time.perf_counter() + seconds * len(engines), 0
+    while time.perf_counter() < end or rounds < LEAST:
+        for name in list(engines) if rounds % 2 == 0 else reversed(engines):
+            start = time.perf_counter()
+            engines[name](pixels)
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+    return times

@@ -1,0 +1,143 @@
+"""Proof that an exported file says what the model says, on real pictures; without it a file does not get its name."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..classifier import BATCH_SIZE, Classifier, Readable
+from ..data.ahead import ahead
+from ..data.images import load_image, to_mode
+from ..engines.agreement import Agreement, agreement, sample_photographs
+from ..engines.engine import Engine
+from ..engines.export import Wanted
+from ..errors import ExportError, ImageError
+from .measure import Evaluation, Labelled, evaluate
+
+COMPARED = 64  # pictures whose probabilities are compared
+RESIZED = 0.01  # mean divergence that resizing in the graph may cause: it rounds a little differently
+ROUNDS = 5
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a file was compared with, and what came of it."""
+
+    agreement: Agreement
+    speed_before: float  # pictures a second, of torch in fp32 ...
+    speed_after: float  # ... and of the file
+    accuracy: dict[str, Any] | None = None  # before, after, p_value, n; None: no labels were given
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def prove(
+    classifier: Classifier,
+    engine: Engine,
+    wanted: Wanted,
+    pictures: Sequence[Labelled] = (),
+    max_drop: float = 0.005,
+    on_progress: Callable[[], object] = lambda: None,
+) -> Proof:
+    """Compares a file's engine with the classifier; raises `ExportError` if they do not agree well enough.
+
+    Args:
+        pictures: labelled ones; without them probabilities are compared on some photographs
+        max_drop: the accuracy that may be lost, as a part of 1
+    """
+    file = Exported(classifier, engine, wanted.whole)
+    found = compared(classifier, file, wanted, pictures)
+    accuracy = None
+    if pictures:
+        measured = evaluate(file, pictures, against=classifier, on_progress=on_progress)
+        accuracy = outcome(measured)
+        if accuracy["before"] - accuracy["after"] > max_drop:
+            points = 100 * (accuracy["before"] - accuracy["after"])
+            raise ExportError(
+                f"The export would lose {points:.1f} points of accuracy ({accuracy['before']:.2%} to "
+                f"{accuracy['after']:.2%} of {accuracy['n']} pictures), more than --max-drop {100 * max_drop:g} "
+                "allows: nothing was written."
+            )
+    before, after = speeds(classifier, file)
+    return Proof(found, before, after, accuracy)
+
+
+def compared(classifier: Classifier, file: "Exported", wanted: Wanted, pictures: Sequence[Labelled]) -> Agreement:
+    """Probabilities on a few pictures; an export in fp32 must have them to the last digits."""
+    chosen: list[Readable] = [each.picture for each in pictures[:: max(1, len(pictures) // COMPARED)][:COMPARED]]
+    chosen = chosen or [partial(given, picture) for picture in sample_photographs()]
+    rows = [list(each.stream(chosen)) for each in (classifier, file)]
+    both = [(a, b) for a, b in zip(*rows, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    if not both:
+        raise ExportError("None of the pictures to compare with could be read: nothing was written.")
+    first, second = (torch.stack(column) for column in zip(*both, strict=True))
+    if file.whole:  # it gives probabilities, so logits are known up to a constant only
+        first = first.log_softmax(dim=1) if not classifier.checkpoint.several else first
+    found = agreement(first, second)
+    if wanted.exact:
+        good = found.faithful(exact=True)
+    else:  # int8 and merging are judged by accuracy
+        good = found.divergence < (float("inf") if wanted.int8 or any(wanted.merged) else RESIZED)
+    if not good:
+        raise ExportError(
+            f"The exported file does not say what the model says: on {found.pictures} pictures a logit is off by "
+            f"{found.largest:.3g}, and the best class is the same for {found.same:.0%}. Nothing was written."
+        )
+    return found
+
+
+def given(picture: Image.Image, mode: str) -> Image.Image:
+    return picture.convert(mode)
+
+
+def outcome(measured: Evaluation) -> dict[str, Any]:
+    assert measured.comparison is not None
+    both = measured.comparison
+    return {"before": both.first, "after": both.second, "p_value": both.p_value, "n": measured.figures["n"]}
+
+
+def speeds(classifier: Classifier, file: "Exported") -> tuple[float, float]:
+    """Pictures a second of both, in turns, on pictures of the size that the model takes."""
+    shape = (BATCH, *classifier.preprocess.size, classifier.preprocess.channels)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS + 1):
+        for run, kept in zip((classifier.engine, file.engine), times, strict=True):
+            start = time.perf_counter()
+            run(pixels)
+            kept.append(time.perf_counter() - start)
+    before, after = (BATCH / statistics.median(kept[1:]) for kept in times)
+    return before, after
+
+
+class Exported(Classifier):
+    """An exported file in the place of the model, with the model's labels."""
+
+    def __init__(self, classifier: Classifier, engine: Engine, whole: bool) -> None:
+        self.__dict__.update(classifier.__dict__)
+        self.engine, self.whole = engine, whole
+
+    def stream(self, files: Iterable[Readable], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
+        if not self.whole:
+            return super().stream(files, batch_size)
+        return ahead(self.answer, files, torch.get_num_threads())
+
+    def answer(self, file: Readable) -> Tensor | ImageError:
+        """The whole picture goes into the graph; probabilities come back as logits."""
+        mode = self.preprocess.mode
+        try:
+            picture = to_mode(file(mode=mode), mode) if callable(file) else load_image(file, mode=mode)
+        except ImageError as error:
+            return error
+        pixels = torch.from_numpy(np.array(picture).reshape(1, picture.height, picture.width, -1))
+        said = self.engine(pixels)[0]
+        return said.logit() if self.checkpoint.several else said.clamp(min=1e-12).log()

@@ -1,0 +1,163 @@
+"""Exports: they say what the model says, run without us, and are refused when they do not."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchword.checkpoints import Checkpoint, write_checkpoint
+from patchword.classifier import Classifier
+from patchword.config import ViTConfig
+from patchword.engines.agreement import sample_photographs, sample_pictures
+from patchword.engines.export import Wanted, make_file
+from patchword.engines.packed import Packed, resampled
+from patchword.errors import ExportError
+from patchword.evaluation.proof import prove
+from patchword.preprocess import HALF, Preprocess
+from test_cli import run
+from test_inspection import VITS, lively
+
+TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=5)
+LABELS = ("cat", "dog", "eft", "fox", "gnu")
+
+
+def checkpoint_of(config: ViTConfig) -> Checkpoint:
+    channels = config.in_channels
+    preprocess = Preprocess(config.image_size, crop=0.9, mean=HALF[:channels], std=HALF[:channels])
+    tensors = dict(lively(config).state_dict())
+    made = Checkpoint(config, tensors, preprocess, labels=LABELS, temperature=1.3)
+    with torch.no_grad():  # so that not all pictures are of the same class
+        tensors["head.bias"] -= 1.3 * Packed(made)(sample_pictures(preprocess)).mean(dim=0)
+    return made
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("resize", ["cover", "squash"])
+def test_resizing_in_tensors_is_pillows(interpolation: str, resize: str) -> None:
+    """Photographs of many shapes, shrunk and enlarged: hardly a pixel differs, and then by a grey level."""
+    preprocess = Preprocess((48, 40), resize, 0.875, interpolation, mean=HALF, std=HALF)  # type: ignore[arg-type]
+    pictures = [*sample_photographs(6), Image.new("RGB", (3, 70), (9, 200, 90))]
+    pictures.append(pictures[0].resize((31, 20)))
+    for picture in pictures:
+        wanted = preprocess.pixels(picture).astype(int)
+        planes = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float()
+        off = np.abs(resampled(planes, preprocess)[0].permute(1, 2, 0).numpy() - wanted)
+        few = 0.2 if interpolation == "nearest" else 0.05  # at ties a row or column may be its neighbour's
+        assert (off > 0).mean() < few, f"{(off > 0).mean():.2%} of the pixels differ"
+        assert interpolation == "nearest" or off.max() <= 1
+
+
+@pytest.mark.parametrize("name", ["class", "average", "probe", "distilled", "grey", "hybrid"])
+def test_a_packed_model_is_the_classifier(name: str) -> None:
+    config = VITS[name].replace(num_classes=5)
+    checkpoint = checkpoint_of(config)
+    pixels = sample_pictures(checkpoint.preprocess, 3)  # type: ignore[arg-type]
+    with torch.no_grad():
+        wanted = Classifier(checkpoint).logits(pixels)
+        torch.testing.assert_close(Packed(checkpoint)(pixels), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("ending", [".onnx", ".pt2", ".xml"])
+def test_every_format_comes_back(ending: str, whole: bool, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(TINY)
+    engine = make_file(checkpoint, tmp_path / f"model{ending}", Wanted(whole=whole))
+    proof = prove(Classifier(checkpoint), engine, Wanted(whole=whole))
+    assert proof.agreement.same == 1.0 and proof.agreement.pictures == 48
+    assert proof.agreement.divergence < (1e-3 if whole else 1e-6)
+
+
+def test_a_broken_export_is_refused() -> None:
+    """One weight of thousands is off."""
+    checkpoint = checkpoint_of(TINY)
+    tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
+    broken = Packed(dataclasses.replace(checkpoint, tensors=tensors)).eval()
+    with torch.no_grad():
+        broken.get_parameter("model.model.blocks.0.mlp.fc1.weight")[3] += 0.5
+    with pytest.raises(ExportError, match="does not say what the model says"), torch.no_grad():
+        prove(Classifier(checkpoint), lambda pixels: broken(pixels).detach(), Wanted())
+
+
+def labelled_folder(checkpoint: Checkpoint, folder: Path, count: int = 40) -> Path:
+    """Photographs in folders named by what the model says to them: it is right about all."""
+    classifier = Classifier(checkpoint)
+    for number, picture in enumerate(sample_photographs(count)):
+        place = folder / classifier(picture).label
+        place.mkdir(parents=True, exist_ok=True)
+        picture.save(place / f"{number}.png")
+    assert len(list(folder.iterdir())) > 2, "several classes"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    checkpoint = checkpoint_of(TINY)
+    write_checkpoint(folder / "model", checkpoint)
+    labelled_folder(checkpoint, folder / "data")
+    return folder
+
+
+RUN_ALONE = """
+import json, sys
+import numpy, onnxruntime
+from PIL import Image
+assert "torch" not in sys.modules and "patchword" not in sys.modules
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+about = json.loads(session.get_modelmeta().custom_metadata_map["patchword"])
+picture = numpy.asarray(Image.open(sys.argv[2]).convert("RGB"))[None]
+said = session.run(None, {"pixels": picture})[0][0]
+print(json.dumps({"label": about["labels"][int(said.argmax())], "probability": float(said.max())}))
+"""
+
+
+def test_another_program_runs_it_without_us(model: Path) -> None:
+    out = model / "whole.onnx"
+    done = run("export", model / "model", out, "--whole", "--verify", model / "data")
+    assert done.returncode == 0, done.stderr
+    picture = next((model / "data").rglob("*.png"))
+    alone = subprocess.run([sys.executable, "-c", RUN_ALONE, out, picture], capture_output=True, text=True)
+    said, wanted = json.loads(alone.stdout), Classifier.load(model / "model")(str(picture))
+    assert said["label"] == wanted.label and said["probability"] == pytest.approx(wanted.probability, abs=0.01)
+    proof = json.loads((model / "whole.onnx.proof.json").read_text())
+    assert proof["accuracy"]["before"] == 1.0 and proof["accuracy"]["after"] >= 0.97 and proof["bytes"] > 10_000
+
+
+def test_int8_is_measured_before_it_is_written(model: Path) -> None:
+    asked = ("--int8", "--verify", model / "data", "--max-drop", 40)
+    done = run("export", model / "model", model / "small.onnx", *asked)
+    assert done.returncode == 0, done.stderr
+    assert (model / "small.onnx").exists() and "accuracy   100.00% before" in done.stdout
+    content = (model / "small.onnx").read_bytes()
+    assert b"MatMulInteger" in content
+
+
+def test_what_loses_too_much_is_not_written(model: Path) -> None:
+    """Random weights are sure of nothing, so rounding changes some of their answers."""
+    out = model / "lossy.onnx"
+    done = run("export", model / "model", out, "--int8", "--verify", model / "data", "--max-drop", 0)
+    assert done.returncode == 2 and "points of accuracy" in done.stderr and "Traceback" not in done.stderr
+    assert not out.exists() and not list(model.glob(".lossy*")) and not list(model.glob("lossy*"))
+
+
+def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
+    return {
+        "ending": ([model / "model", model / "x.tflite"], "*.onnx, *.pt2"),
+        "int8 unverified": ([model / "model", model / "x.onnx", "--int8"], "--verify DATA"),
+        "int8 pt2": ([model / "model", model / "x.pt2", "--int8", "--verify", model / "data"], "written in fp32"),
+        "exists": ([model / "model", model / "model/model.json"], "*.onnx"),
+    }
+
+
+@pytest.mark.parametrize("case", ["ending", "int8 unverified", "int8 pt2", "exists"])
+def test_wrong_requests(case: str, model: Path) -> None:
+    arguments, message = wrong(model)[case]
+    done = run("export", *arguments)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert not list(model.glob("x.*"))
