@@ -1,0 +1,99 @@
+"""ViT-B/16 on this machine: our engines against transformers in fp32 and ONNX Runtime's own quantize_dynamic of it.
+
+    python benchmarks/engines.py [--model B/16] [--seconds 120]
+
+The peer's ONNX file is exported from transformers' own model and quantised with the library's defaults. Weights are
+random, which does not change the arithmetic. All are called in turns; the ratio is the median over rounds. Writes
+results/engines.json.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import interleaved, median_ratio, write_result
+
+import patchword as pw
+from patchword.checkpoints import Checkpoint
+from patchword.engines import ENGINES, open_engine
+from patchword.engines.choose import choose
+from patchword.engines.onnx import open_session, quiet
+from patchword.preprocess import HALF, Preprocess
+
+BATCHES = (1, 16)
+
+
+def transformers_model(config: Any) -> torch.nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=config.embed_dim, num_hidden_layers=config.depth, num_attention_heads=config.num_heads,
+            intermediate_size=config.mlp_dim, image_size=config.image_size[0], patch_size=config.patch_size[0],
+            num_labels=config.num_classes,
+        )
+    ).eval()  # fmt: skip
+
+
+def quantised(model: torch.nn.Module, size: int) -> Any:
+    """The peer: torch.onnx of transformers' model, then quantize_dynamic with its defaults."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        program = torch.onnx.export(
+            model, (torch.randn(2, 3, size, size),), dynamo=True, input_names=["images"], verbose=False,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )  # fmt: skip
+        proto = program.model_proto  # type: ignore[union-attr]
+        del proto.graph.value_info[:]
+        quantize_dynamic(proto, f"{folder}/int8.onnx", weight_type=QuantType.QInt8)
+        return open_session(Path(f"{folder}/int8.onnx").read_bytes(), torch.get_num_threads())
+
+
+def eager(model: torch.nn.Module, images: torch.Tensor) -> None:
+    with torch.inference_mode():
+        model(images)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="B/16")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    model = pw.create(args.model)
+    torch.nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
+    config, size = model.config, model.config.image_size[0]
+    checkpoint = Checkpoint(config, dict(model.state_dict()), Preprocess(config.image_size, mean=HALF, std=HALF))
+    chosen = choose(checkpoint)
+    peer = transformers_model(config)
+    session = quantised(peer, size)
+    ours = {"auto": chosen.engine, "torch": open_engine("torch", checkpoint)}
+    rows = []
+    for batch in BATCHES:
+        pixels = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8)
+        images = torch.randn(batch, 3, size, size)
+        jobs: dict[str, Callable[[], object]] = {
+            "transformers": partial(eager, peer, images),
+            "quantize_dynamic": partial(session.run, None, {"images": images.numpy()}),
+            **{name: partial(engine, pixels) for name, engine in ours.items()},
+        }
+        times = interleaved(jobs, args.seconds, least=8)
+        for name in jobs:
+            speed = batch / float(np.median(times[name]))
+            ratios = {other: median_ratio(times[other], times[name]) for other in ("transformers", "quantize_dynamic")}
+            rows.append({"batch": batch, "engine": name, "pictures_per_second": speed, "times": ratios})
+            said = "  ".join(f"{ratio:.2f}x {other}" for other, ratio in ratios.items())
+            print(f"batch {batch:2}  {name:17} {speed:6.2f}/s  {said}", flush=True)
+    content = {"command": f"benchmarks/engines.py --model {args.model}", "auto": chosen.name, "rows": rows}
+    content["kind"] = ENGINES[chosen.name].means
+    print(write_result("engines", content))
+
+
+if __name__ == "__main__":
+    main()

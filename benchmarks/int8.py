@@ -1,0 +1,85 @@
+"""What int8 and fewer tokens cost in accuracy, and what they give in speed, with a real model on real pictures.
+
+    python benchmarks/int8.py MODEL FOLDER CALIBRATION [--merge 0 8 12]
+
+FOLDER has labelled pictures, as for `patchword evaluate`; int8 is calibrated on pictures of another folder. Beside our
+engines stands ONNX Runtime's own quantize_dynamic of the same model. Accuracy is of all pictures; speed of batches of
+16 on all cores, in turns. Writes results/int8.json.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import interleaved, shown, write_result
+
+from patchword.classifier import Classifier
+from patchword.data.folders import match_classes
+from patchword.engines import open_engine
+from patchword.engines.agreement import agreement, answers
+from patchword.engines.engine import Engine
+from patchword.engines.onnx import OnnxSession, make_onnx, quiet
+from patchword.engines.packed import Packed
+from patchword.evaluation import labelled_pictures
+
+CALIBRATION, BATCH = 48, 16
+
+
+def theirs(packed: Packed) -> Engine:
+    """ONNX Runtime's own way, with its defaults."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        quantize_dynamic(make_onnx(packed), f"{folder}/int8.onnx", weight_type=QuantType.QInt8)
+        return OnnxSession(Path(f"{folder}/int8.onnx").read_bytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("folder")
+    parser.add_argument("calibration")
+    parser.add_argument("--merge", type=int, nargs="*", default=[4, 8, 12])
+    args = parser.parse_args()
+    classifier = Classifier.load(args.model)
+    checkpoint = classifier.checkpoint
+    pictures = labelled_pictures(args.folder)
+    named = match_classes(sorted({str(p.label) for p in pictures}), checkpoint.labels, checkpoint.config.num_classes)
+    targets = torch.tensor([named[str(p.label)] for p in pictures])
+    pixels = torch.stack([classifier.pixels(p.picture) for p in pictures])
+    files = sorted(p for p in Path(args.calibration).rglob("*.jpg"))
+    random.Random(0).shuffle(files)
+    calibration = torch.stack([classifier.pixels(file) for file in files[:CALIBRATION]])
+    depth = checkpoint.config.depth  # type: ignore[union-attr]
+    engines: dict[str, Engine] = {
+        "torch": open_engine("torch", checkpoint),
+        "quantize_dynamic": theirs(Packed(checkpoint)),
+        **{name: open_engine(name, checkpoint, calibration) for name in ("onnx", "onnx-int8", "onnx-static")},
+        **{
+            f"onnx-int8, {m} merged": open_engine("onnx-int8", checkpoint, calibration, (m,) * depth)
+            for m in args.merge
+        },
+    }
+    reference = answers(engines["torch"], pixels, BATCH)
+    times = interleaved({name: lambda e=engine: e(pixels[:BATCH]) for name, engine in engines.items()}, 60.0)
+    rows: list[dict[str, Any]] = []
+    for name, engine in engines.items():
+        said = answers(engine, pixels, BATCH)
+        found = agreement(reference, said)
+        speed = BATCH / statistics.median(times[name])
+        top1 = float((said.argmax(dim=1) == targets).double().mean())
+        row = {"top1": top1, "same": found.same, "divergence": found.divergence, "pictures_per_second": speed}
+        rows.append({"engine": name, **row})
+        print(f"{name:22} " + "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+    command = f"benchmarks/int8.py {shown(args.model)} {shown(args.folder)} {shown(args.calibration)}"
+    print(
+        write_result("int8", {"command": command, "pictures": len(pixels), "calibrated_on": CALIBRATION, "rows": rows})
+    )
+
+
+if __name__ == "__main__":
+    main()
