@@ -14,10 +14,13 @@ from PIL import Image
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
 from patchword.config import ViTConfig
+from patchword.engines import open_engine
 from patchword.engines.agreement import sample_photographs, sample_pictures
 from patchword.engines.export import Wanted, make_file
 from patchword.engines.packed import Packed, resampled
 from patchword.errors import ExportError
+from patchword.evaluation import labelled_pictures
+from patchword.evaluation.merging import accuracy, choose_merging
 from patchword.evaluation.proof import prove
 from patchword.preprocess import HALF, Preprocess
 from test_cli import run
@@ -146,16 +149,35 @@ def test_what_loses_too_much_is_not_written(model: Path) -> None:
     assert not out.exists() and not list(model.glob(".lossy*")) and not list(model.glob("lossy*"))
 
 
+def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
+    classifier = Classifier.load(model / "model")
+    pictures = labelled_pictures(model / "data")
+    everything, nothing = choose_merging(classifier, pictures, 1.0), choose_merging(classifier, pictures, -0.01)
+    assert everything == (8, 8) and nothing == (), "sixteen patches in two blocks"
+    some = choose_merging(classifier, pictures, 0.04)
+
+    def kept(merged: tuple[int, ...]) -> float:
+        engine = open_engine("torch", classifier.checkpoint, merged=merged)
+        return accuracy(Classifier(classifier.checkpoint, engine), pictures, lambda: None)
+
+    assert kept(some) >= 0.96 > kept((some[0] + 1,) * 2)
+
+
 def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
     return {
         "ending": ([model / "model", model / "x.tflite"], "*.onnx, *.pt2"),
         "int8 unverified": ([model / "model", model / "x.onnx", "--int8"], "--verify DATA"),
         "int8 pt2": ([model / "model", model / "x.pt2", "--int8", "--verify", model / "data"], "written in fp32"),
+        "merge twice": (
+            [model / "model", model / "x.onnx", "--merge", 1, "--merge-drop", 1, "--verify", model],
+            "not both",
+        ),
+        "calibrate": ([model / "model", model / "x.onnx", "--calibrate", model], "goes with --int8"),
         "exists": ([model / "model", model / "model/model.json"], "*.onnx"),
     }
 
 
-@pytest.mark.parametrize("case", ["ending", "int8 unverified", "int8 pt2", "exists"])
+@pytest.mark.parametrize("case", ["ending", "int8 unverified", "int8 pt2", "merge twice", "calibrate", "exists"])
 def test_wrong_requests(case: str, model: Path) -> None:
     arguments, message = wrong(model)[case]
     done = run("export", *arguments)

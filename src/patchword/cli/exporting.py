@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..checkpoints import Checkpoint
     from ..classifier import Classifier
     from ..engines.bench import Measured
+    from ..evaluation import Labelled
     from ..evaluation.proof import Proof
 
 
@@ -26,6 +27,7 @@ def export(
     whole: Flag = False,
     int8: Flag = False,
     merge: int = 0,
+    merge_drop: float | None = None,
     verify: Annotated[str | None, words("DATA")] = None,
     calibrate: Annotated[str | None, words("DATA")] = None,
     max_drop: float = 0.5,
@@ -43,15 +45,20 @@ def export(
         whole: resizing, cropping and probabilities in the graph: pictures of any size in
         int8: eight bits in the large matrix products; needs --verify
         merge: patches to merge in each block, for speed; needs --verify
+        merge_drop: merge as many as cost at most so many points of accuracy, chosen on every second picture of --verify
         verify: labelled pictures, as for evaluate, on which accuracy is measured before and after
         calibrate: pictures whose values set the ranges of int8; some photographs by default
         max_drop: points of accuracy that may be lost, else nothing is written
         overwrite: replace the file if it is there
     """
-    if (int8 or merge) and verify is None:
+    if verify is None and (int8 or merge or merge_drop is not None):
         raise ConfigError("--int8 and --merge change answers: give --verify DATA, so that the loss is known.")
-    if merge < 0 or not 0 <= max_drop <= 100:
-        raise ConfigError("--merge must be 0 or more, --max-drop a number of points from 0 to 100.")
+    if merge < 0 or not 0 <= max_drop <= 100 or not 0 <= (merge_drop or 0.0) <= 100:
+        raise ConfigError("--merge must be 0 or more, --max-drop and --merge-drop a number of points from 0 to 100.")
+    if calibrate is not None and not int8:
+        raise ConfigError("--calibrate goes with --int8: nothing else needs to be calibrated.")
+    if merge and merge_drop is not None:
+        raise ConfigError("Give --merge or --merge-drop, not both.")
     from ..checkpoints.files import atomic_output
     from ..classifier import Classifier
     from ..engines.export import Wanted, format_of, make_file
@@ -61,9 +68,11 @@ def export(
     format_of(out)
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
-    depth = getattr(checkpoint.config, "depth", 1)
-    wanted = Wanted(int8, whole, (merge,) * depth if merge else ())
     pictures = labelled_pictures(verify, checkpoint.several) if verify else []
+    merged: tuple[int, ...] = (merge,) * getattr(checkpoint.config, "depth", 1) if merge else ()
+    if merge_drop is not None:
+        merged, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
+    wanted = Wanted(int8, whole, merged)
     say(f"making {out.name}")
     with atomic_output(out, overwrite=overwrite) as made:
         engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
@@ -75,6 +84,15 @@ def export(
         made.write_text(json_format.dumps(said, indent=2) + "\n")
     print_proof(out, size, proof)
     return 0
+
+
+def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: float) -> tuple[int, ...]:
+    from ..evaluation.merging import choose_merging, steps
+
+    with progress("choosing", steps(classifier.checkpoint.config) * len(pictures)) as step:
+        merged = choose_merging(classifier, pictures, points / 100, step)
+    say(f"merging {merged[0] if merged else 0} patches in each block")
+    return merged
 
 
 def put_companion(made: Path, out: Path) -> int:

@@ -24,6 +24,7 @@ from .measure import Evaluation, Labelled, evaluate
 COMPARED = 64  # pictures whose probabilities are compared
 RESIZED = 0.01  # mean divergence that resizing in the graph may cause: it rounds a little differently
 ROUNDS = 5
+ROUNDING = 1e-9  # so that 19 of 20 are 5 points less than all
 BATCH = 8
 
 
@@ -60,7 +61,7 @@ def prove(
     if pictures:
         measured = evaluate(file, pictures, against=classifier, on_progress=on_progress)
         accuracy = outcome(measured)
-        if accuracy["before"] - accuracy["after"] > max_drop:
+        if accuracy["before"] - accuracy["after"] > max_drop + ROUNDING:
             points = 100 * (accuracy["before"] - accuracy["after"])
             raise ExportError(
                 f"The export would lose {points:.1f} points of accuracy ({accuracy['before']:.2%} to "
