@@ -1,6 +1,6 @@
 """A study by the command a user would type, its rows kept in results/ and its figure in docs/.
 
-    python benchmarks/studied.py NAME OUT [--budget 20m] [--seeds 1]
+    python benchmarks/studied.py NAME OUT [--budget 20m] [--seeds 1] [--recipe RECIPE]
 
 Runs `patchword study NAME` in the folder OUT, where it goes on if it was stopped, and writes results/study_NAME.json
 and docs/study_NAME.svg.
@@ -22,8 +22,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--budget", default="20m")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--recipe")
     args = parser.parse_args()
     said = ["study", args.name, "--budget", args.budget, "--seeds", str(args.seeds)]
+    if args.recipe:
+        said += ["--recipe", args.recipe]
     subprocess.run([sys.executable, "-m", "patchword", *said, "--out", str(args.out)], check=True)
     plan = json.loads((args.out / "plan.json").read_text())
     rows = json.loads((args.out / "results.json").read_text())["rows"]

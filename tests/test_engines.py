@@ -1,30 +1,33 @@
 """Engines: each says what torch says, a trial that dies is an answer, and the choice is measured."""
 
 import json
-import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from patchword.checkpoints import write_checkpoint
+from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
-from patchword.engines import ENGINES, choose, open_engine, trial
+from patchword.data.ahead import use_threads
+from patchword.engines import ENGINES, Engine, choose, open_engine, trial
 from patchword.engines.agreement import agreement, answers, sample_pictures
 from patchword.engines.bench import bench
 from patchword.engines.int8 import Int8Linear
 from patchword.engines.quantise import RowScaled, largest_inputs, rounding_errors, scale_rows, smoothed
 from patchword.errors import ConfigError
 from patchword.models import ViT
+from patchword.preprocess import HALF, Preprocess
 from test_cli import run
 from test_export import TINY, checkpoint_of
-from test_inspection import VITS
+from test_inspection import RESNETS, VITS, lively
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(trial, "_tried", {})
     return tmp_path / "cache"
 
 
@@ -39,13 +42,46 @@ def test_every_engine_says_what_torch_says(name: str) -> None:
     assert engine(pictures[:1]).shape == (1, 5) and engine(pictures[:7]).shape == (7, 5), "any number of pictures"
 
 
-@pytest.mark.parametrize("name", ["average", "both", "probe", "distilled", "relative", "rotary", "local", "hybrid"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "average",
+        "both",
+        "probe",
+        "distilled",
+        "relative",
+        "rotary",
+        "local",
+        "hybrid",
+        "sin-cos, normed",
+        "swiglu, scaled",
+    ],
+)
 def test_every_kind_of_model_goes_to_onnx(name: str) -> None:
     checkpoint = checkpoint_of(VITS[name])
     assert checkpoint.preprocess is not None
     pictures = sample_pictures(checkpoint.preprocess, 5)
     found = agreement(open_engine("torch", checkpoint)(pictures), open_engine("onnx", checkpoint)(pictures))
     assert found.faithful(exact=True), found
+
+
+@pytest.mark.parametrize("name", ["torch-int8", "onnx-int8"])
+def test_what_has_no_large_products_is_told(name: str) -> None:
+    config = RESNETS["ResNet"]
+    tensors = dict(lively(config).state_dict())
+    checkpoint = Checkpoint(config, tensors, Preprocess(config.image_size, mean=HALF, std=HALF))
+    with pytest.raises(ConfigError, match="no large matrix products"):
+        open_engine(name, checkpoint)
+    found = agreement(*(open_engine(each, checkpoint)(torch.zeros(2, 32, 32, 3).byte()) for each in ("torch", "onnx")))
+    assert found.faithful(exact=True)
+
+
+def test_several_labels_are_several_decisions() -> None:
+    """Softmax would see no difference between logits that differ by a constant; sigmoids do."""
+    logits = torch.tensor([[3.0, -2.0], [0.5, 4.0]])
+    assert agreement(logits, logits + 5).divergence < 1e-9
+    found = agreement(logits, logits + 5, several=True)
+    assert found.divergence > 1 and found.same == 0.5
 
 
 def test_merged_tokens_go_to_onnx() -> None:
@@ -73,14 +109,28 @@ def test_a_trial_that_dies_is_an_answer(child: str, why: str, monkeypatch: pytes
     assert not verdict.works and why in verdict.why
 
 
-def test_verdicts_are_remembered(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    died = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    assert not trial.try_engine("onnx", died).works
-    monkeypatch.setattr(trial.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
-    assert trial.recall("onnx") == trial.Verdict("onnx", False, "its trial was killed by SIGILL")
+def test_verdicts_that_last_are_remembered(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = trial.Verdict("onnx", False, "its trial was killed by SIGILL")
+    assert trial.try_engine("onnx", "import os, signal; os.kill(os.getpid(), signal.SIGILL)") == died
+    monkeypatch.setattr(trial, "_tried", {})  # as in another process
+    with monkeypatch.context() as patched:
+        patched.setattr(trial.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
+        assert trial.try_engines(["onnx"]) == {"onnx": died}
+        with pytest.raises(ConfigError, match="does not work on this machine: its trial was killed by SIGILL"):
+            Classifier(checkpoint_of(TINY), "onnx")
     for path in (own_cache / "engines").iterdir():
         path.write_text("{")  # damaged: as if it were not there
-    assert trial.recall("onnx") is None
+    assert trial.known("onnx") is None
+    trial.try_engine("onnx", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(trial, "_tried", {})
+    assert trial.known("onnx") is None, "want of memory is no verdict"
+
+
+def test_a_file_of_the_users_is_not_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
+    child = "import torch, sys; sys.exit(0 if hasattr(torch, 'Tensor') else 7)"
+    assert "exit code 0" in trial.try_engine("onnx", child).why
 
 
 def test_the_trial_itself() -> None:
@@ -110,20 +160,34 @@ def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> No
     assert choose.choose(checkpoint).name == "torch", "an engine that says something else is never taken"
 
 
+def slow_engine(*_: object) -> Engine:
+    def run(pixels: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return torch.zeros(len(pixels), 5)
+
+    return run
+
+
 def test_the_ranking_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoint_of(TINY)
     assert checkpoint.preprocess is not None
-    monkeypatch.setattr(choose, "try_engines", lambda: working("torch", "onnx"))
+    monkeypatch.setattr(choose, "try_engines", lambda: working("torch", "onnx", "torch-int8", "openvino-int8"))
+    slow = ENGINES["onnx"].__class__("torch-int8", "", slow_engine, exact=False)
+    monkeypatch.setitem(ENGINES, "torch-int8", slow)
+    fast = ENGINES["onnx"].__class__("onnx", "", lambda *_: lambda pixels: torch.zeros(len(pixels), 5))
+    monkeypatch.setitem(ENGINES, "onnx", fast)
     monkeypatch.setattr(choose, "SECONDS", 0.2)
     pictures = sample_pictures(checkpoint.preprocess, 8)
     names = choose.ranking(checkpoint, pictures)
-    assert names[-1] == "torch" or "torch" in names
+    assert names[0] == "onnx" and names[-1] == "torch" and "torch-int8" not in names, (
+        "in fp32, too; none that is slower"
+    )
     monkeypatch.setattr(choose, "measured", lambda *_: pytest.fail("measured again"))
     assert choose.ranking(checkpoint, pictures) == names
 
 
 def test_threads_that_keep_to_one_core_share_a_session() -> None:
-    checkpoint = checkpoint_of(TINY)
+    checkpoint, before = checkpoint_of(TINY), torch.get_num_threads()
     classifier = Classifier(checkpoint, "onnx")
     assert checkpoint.preprocess is not None
     pictures = sample_pictures(checkpoint.preprocess, 24)
@@ -131,7 +195,7 @@ def test_threads_that_keep_to_one_core_share_a_session() -> None:
     found: dict[int, torch.Tensor] = {}
 
     def ask(number: int) -> None:
-        torch.set_num_threads(1)
+        use_threads(1)
         found[number] = torch.cat([classifier.logits(row[None]) for row in pictures])
 
     threads = [threading.Thread(target=ask, args=(k,)) for k in range(4)]
@@ -141,7 +205,8 @@ def test_threads_that_keep_to_one_core_share_a_session() -> None:
         each.join()
     for said in found.values():
         torch.testing.assert_close(said, wanted, atol=1e-3, rtol=1e-3)
-    assert set(classifier.engine.sessions) <= {1, os.cpu_count(), torch.get_num_threads()}  # type: ignore[attr-defined]
+    assert len(found) == 4 and set(classifier.engine.sessions) == {1, before}  # type: ignore[attr-defined]
+    torch.set_num_threads(before)  # the setting of a thread leaks into threads that start later
 
 
 def test_smoothing_changes_nothing_but_the_ranges() -> None:

@@ -1,9 +1,11 @@
 """Exports: they say what the model says, run without us, and are refused when they do not."""
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +15,17 @@ from PIL import Image
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
+from patchword.cli import main
 from patchword.config import ViTConfig
-from patchword.engines import open_engine
+from patchword.engines import engine as engine_module
+from patchword.engines import onnx, open_engine
 from patchword.engines.agreement import sample_photographs, sample_pictures
 from patchword.engines.export import Wanted, make_file
 from patchword.engines.packed import Packed, resampled
-from patchword.errors import ExportError
-from patchword.evaluation import labelled_pictures
+from patchword.errors import ConfigError, ExportError
+from patchword.evaluation import Labelled, labelled_pictures
 from patchword.evaluation.merging import accuracy, choose_merging
-from patchword.evaluation.proof import prove
+from patchword.evaluation.proof import decoded, prove
 from patchword.preprocess import HALF, Preprocess
 from test_cli import run
 from test_inspection import VITS, lively
@@ -141,12 +145,54 @@ def test_int8_is_measured_before_it_is_written(model: Path) -> None:
     assert b"MatMulInteger" in content
 
 
-def test_what_loses_too_much_is_not_written(model: Path) -> None:
-    """Random weights are sure of nothing, so rounding changes some of their answers."""
-    out = model / "lossy.onnx"
-    done = run("export", model / "model", out, "--int8", "--verify", model / "data", "--max-drop", 0)
-    assert done.returncode == 2 and "points of accuracy" in done.stderr and "Traceback" not in done.stderr
-    assert not out.exists() and not list(model.glob(".lossy*")) and not list(model.glob("lossy*"))
+def test_what_loses_too_much_is_not_written(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is opened by an engine that always says the same."""
+    always = torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0]])
+    monkeypatch.setattr(onnx, "OnnxSession", lambda content: lambda pixels: always.expand(len(pixels), -1))
+    out, arguments = model / "lossy.onnx", ("--int8", "--verify", str(model / "data"))
+    with pytest.raises(SystemExit) as left:
+        main(["export", str(model / "model"), str(out), *arguments])
+    assert left.value.code == 2 and not list(model.glob(".lossy*")) and not list(model.glob("lossy*"))
+
+
+def test_openvino_has_two_files_that_belong_together(model: Path) -> None:
+    (model / "ov.bin").write_text("mine")
+    done = run("export", model / "model", model / "ov.xml")
+    assert done.returncode == 2 and "ov.bin exists already" in done.stderr and (model / "ov.bin").read_text() == "mine"
+    for _ in range(2):
+        done = run("export", model / "model", model / "ov.xml", "--overwrite")
+        assert done.returncode == 0, done.stderr
+    proof = json.loads((model / "ov.xml.proof.json").read_text())
+    assert proof["sha256"] == hashlib.sha256((model / "ov.xml").read_bytes()).hexdigest()
+    assert proof["bytes"] > (model / "ov.bin").stat().st_size > 10_000
+
+
+def test_several_labels_go_out_too(model: Path) -> None:
+    checkpoint = dataclasses.replace(checkpoint_of(TINY), several=True)
+    classifier = Classifier(checkpoint)
+    pictures = [
+        Labelled(
+            str(k),
+            partial(decoded, picture),
+            tuple(LABELS[i] for i in range(5) if classifier_says(classifier, picture)[i]),
+        )
+        for k, picture in enumerate(sample_photographs(12))
+    ]
+    for whole in (False, True):
+        engine = make_file(checkpoint, model / f"several{whole}.onnx", Wanted(whole=whole))
+        proof = prove(classifier, engine, Wanted(whole=whole), pictures)
+        assert proof.agreement.same > 0.9 and proof.accuracy is not None and proof.accuracy["after"] > 0.98
+
+
+def classifier_says(classifier: Classifier, picture: Image.Image) -> list[bool]:
+    with torch.no_grad():
+        return (classifier.logits(classifier.pixels(picture)[None])[0] > 0).tolist()
+
+
+def test_without_the_libraries_it_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs onnx, onnxscript, onnxruntime: pip install 'patchword\[export\]'"):
+        make_file(checkpoint_of(TINY), model / "none.onnx", Wanted())
 
 
 def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
@@ -173,13 +219,20 @@ def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
             "not both",
         ),
         "calibrate": ([model / "model", model / "x.onnx", "--calibrate", model], "goes with --int8"),
-        "exists": ([model / "model", model / "model/model.json"], "*.onnx"),
+        "exists": ([model / "model", model / "taken.onnx"], "exists already"),
+        "whole int8 xml": (
+            [model / "model", model / "x.xml", "--int8", "--whole", "--verify", model],
+            "leave out --whole",
+        ),
     }
 
 
-@pytest.mark.parametrize("case", ["ending", "int8 unverified", "int8 pt2", "merge twice", "calibrate", "exists"])
+@pytest.mark.parametrize(
+    "case", ["ending", "int8 unverified", "int8 pt2", "merge twice", "calibrate", "exists", "whole int8 xml"]
+)
 def test_wrong_requests(case: str, model: Path) -> None:
     arguments, message = wrong(model)[case]
+    (model / "taken.onnx").touch()
     done = run("export", *arguments)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert not list(model.glob("x.*"))

@@ -6,7 +6,7 @@ import torch
 from sklearn import metrics as oracle
 
 from patchword.evaluation.calibration import calibration_error, equal_mass, equal_width, fit_temperature
-from patchword.evaluation.classes import class_figures, confusion_matrix
+from patchword.evaluation.classes import class_figures, class_intervals, confusion_matrix
 from patchword.evaluation.intervals import bootstrap, bootstrap_mean, compare
 from patchword.evaluation.metrics import Tally, expected_calibration_error
 from patchword.evaluation.several import SeveralTally
@@ -97,9 +97,9 @@ def test_the_paired_test_has_the_right_size_and_power() -> None:
     base = NOISE.random(2000) < 0.8
     better = base | (NOISE.random(2000) < 0.15)
     found = compare(base, better)
-    assert found.p_value < 1e-6 and found.verdict().startswith("It is better by") and found.difference[0] > 0
+    assert found.p_value < 1e-6 and found.verdict().startswith("This model is better (+") and found.difference[0] > 0
     same = compare(base, base)
-    assert same.p_value == 1 and same.difference == (0, 0) and "No difference" in same.verdict()
+    assert same.p_value == 1 and same.difference == (0, 0) and "show no difference" in same.verdict()
     assert found.only_first == 0 and found.only_second == int((better & ~base).sum())
 
 
@@ -126,6 +126,20 @@ def test_few_pictures_leave_doubt() -> None:
     tally.add(torch.eye(8) * 9, range(8))
     figures, intervals = tally.detailed(8)
     assert figures["top1"] == 1.0 and intervals["top1"][0] < 0.7, "eight of eight is not certainty"
+    assert intervals["balanced_accuracy"][0] < 0.85 and intervals["ece"] == (0.0, 1.0) == intervals["ece_adaptive"]
+
+
+@pytest.mark.parametrize(("classes", "each"), [(60, 1), (20, 3), (10, 30)])
+def test_intervals_of_classes_cover(classes: int, each: int) -> None:
+    """Classes of known rates, seen in few pictures: about 95 of 100 intervals hold the true mean."""
+    rates, targets = np.linspace(0.4, 0.95, classes), np.repeat(np.arange(classes), each)
+    covered = []
+    for seed in range(150):
+        right = NOISE.random(len(targets)) < rates[targets]
+        predicted = np.where(right, targets, (targets + NOISE.integers(1, classes, len(targets))) % classes)
+        low, high = class_intervals(targets, predicted, classes, rounds=150, seed=seed)["balanced_accuracy"]
+        covered.append(low <= rates.mean() <= high)
+    assert 0.88 <= np.mean(covered) <= 1.0, np.mean(covered)
 
 
 def test_the_interval_of_a_calibration_error_reaches_down_to_none() -> None:

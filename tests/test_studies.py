@@ -9,10 +9,11 @@ import pytest
 from patchword.config import Config, DataConfig, OptimConfig, ResNetConfig, ViTConfig
 from patchword.data.open import open_data
 from patchword.errors import ConfigError
+from patchword.figures.theme import LIGHT, drawn_in
 from patchword.models import build
 from patchword.recipes import load_recipe
 from patchword.studies import STUDIES, make_study, run_study
-from patchword.studies.page import write_study
+from patchword.studies.page import study_figure, write_study
 from patchword.studies.run import training_flops
 from patchword.studies.study import Cell, Study
 from test_cli import run
@@ -70,6 +71,13 @@ class Enough(Exception):
     pass
 
 
+@pytest.fixture
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These runs begin and end at once, on digits."""
+    monkeypatch.setattr("patchword.studies.run.START", 1.0)
+
+
+@pytest.mark.usefixtures("quick_start")
 def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     study, out = little_study(), tmp_path / "study"
 
@@ -78,35 +86,71 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        run_study(study, out, budget=24, say=stop)
+        run_study(study, out, budget=18, say=stop)
     first = json.loads((out / "results.json").read_text())["rows"]
     assert [row["x"] for row in first] == ["none"]
     stamp = (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns
-    rows = run_study(study, out, budget=24)
+    rows = run_study(study, out, budget=18)
     assert [row["x"] for row in rows] == ["none", "learned"] and rows[0] == first[0]
     assert (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns == stamp, "it was not run again"
     assert rows[0]["steps"] == rows[1]["steps"], "as many steps for both, laid down at the beginning"
     assert rows[1]["accuracy"] > 0.5 and rows[1]["n"] == 359
-    write_study(study, rows, out, {"cores": 2})
+    write_study(study, rows, out, "2 cores")
     page = (out / "report.html").read_text()
     assert "Do positions matter?" in page and f"{100 * rows[1]['accuracy']:.2f}" in page
     assert {"positions.png", "positions.svg", "positions.npz"} <= {p.name for p in out.iterdir()}
     other = Study("head", "t", "q", "p", "a", study.cells, "steps")
     with pytest.raises(ConfigError, match="another study"):
-        run_study(other, out, budget=24)
+        run_study(other, out, budget=18)
     changed = [Cell(c.series, c.x, c.config.replace(batch_size=32)) for c in study.cells]
-    with pytest.raises(ConfigError, match="another cells"):
-        run_study(Study("positions", "t", "q", "p", "a", tuple(changed), "steps"), out, budget=24)
+    with pytest.raises(ConfigError, match="models"):
+        run_study(Study("positions", "t", "q", "p", "a", tuple(changed), "steps"), out, budget=18)
 
 
+def test_what_is_not_a_study_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/report.html").write_text("mine")
+    study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, BASE),), "steps")
+    with pytest.raises(ConfigError, match="holds other things"):
+        run_study(study, tmp_path / "mine", budget=60)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["report.html"]
+
+
+def test_a_budget_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, BASE), Cell("ViT", 2.0, BASE)), "steps")
+    with pytest.raises(ConfigError, match="steps for each of 2 runs, which shows nothing; 30 take about 1 minutes"):
+        run_study(study, tmp_path / "study", budget=16)
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.usefixtures("quick_start")
 def test_a_run_that_diverges_is_an_answer(tmp_path: Path) -> None:
     wild = BASE.replace(optim=OptimConfig(lr=1e30, clip=0.0))
     study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, wild), Cell("ViT", 2.0, BASE)), "steps")
-    rows = run_study(study, tmp_path / "study", budget=24)
+    rows = run_study(study, tmp_path / "study", budget=18)
     assert rows[0]["accuracy"] is None and "not finite" in rows[0]["diverged"] and rows[1]["accuracy"] > 0.3
-    assert run_study(study, tmp_path / "study", budget=24) == rows
-    write_study(study, rows, tmp_path / "study", {})
+    assert run_study(study, tmp_path / "study", budget=18) == rows
+    write_study(study, rows, tmp_path / "study", "2 cores")
     assert "diverged" in (tmp_path / "study/report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["head", "data-size", "compute"])
+def test_ticks_are_plain_numbers(name: str) -> None:
+    """The theme shows text as it is, and so would show matplotlib's formulas for powers of ten."""
+    study = make_study(name)
+    means = [
+        {"series": c.series, "x": c.x, "accuracy": 0.5, "spread": None, "tflop": 3.0 + k}
+        for k, c in enumerate(study.cells)
+    ]
+    with drawn_in(LIGHT):
+        figure = study_figure(study, means)
+        figure.draw_without_rendering()
+    said = [
+        label.get_text()
+        for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)
+        for label in axis.get_ticklabels(which="both")
+    ]
+    assert any(said) and not any("$" in text or "{" in text for text in said)
 
 
 def test_the_same_tokens_whatever_stands_before_them() -> None:

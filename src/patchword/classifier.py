@@ -18,7 +18,7 @@ from torch import Tensor
 from .checkpoints import Checkpoint, read_checkpoint
 from .data.ahead import ahead
 from .data.images import load_image, to_mode
-from .engines import Engine, open_engine, torch_engine
+from .engines import Engine, torch_engine
 from .errors import ConfigError, ImageError
 
 # A file, or what reads a picture of a data set in a given mode.
@@ -118,7 +118,7 @@ class Classifier(Encoder):
         super().__init__(checkpoint)
         count = checkpoint.config.num_classes
         self.labels = checkpoint.labels or tuple(str(i) for i in range(count))
-        self.engine_name = "" if callable(engine) else engine
+        self.engine_name = self.chosen = "" if callable(engine) else engine
         self.engine = engine if callable(engine) else self.opened(engine)
 
     def __repr__(self) -> str:
@@ -135,12 +135,12 @@ class Classifier(Encoder):
     def opened(self, engine: str) -> Engine:
         if engine == "torch":
             return torch_engine(self.checkpoint, self.model)
-        if engine != "auto":
-            return open_engine(engine, self.checkpoint)
-        from .engines.choose import choose
+        from .engines.choose import choose, open_asked
 
+        if engine != "auto":
+            return open_asked(engine, self.checkpoint)
         chosen = choose(self.checkpoint)
-        self.engine_name = chosen.name
+        self.engine_name, self.chosen = chosen.name, chosen.said()
         return chosen.engine
 
     @classmethod
@@ -149,7 +149,7 @@ class Classifier(Encoder):
 
         Args:
             engine: where it runs: torch, onnx, onnx-int8 ... (`patchword doctor` lists them), or auto, the fastest on
-                this machine whose answers are the model's
+                this machine whose answers stay close to the model's
             fields: model fields that adapt or explain it, as in `pw.load`
         """
         return cls(read_checkpoint(reference, **fields), engine)

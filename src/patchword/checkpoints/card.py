@@ -98,8 +98,8 @@ def what_it_is(checkpoint: Checkpoint) -> str:
         return f"{said} and gives features; it has no head."
     said += f" and tells {config.num_classes} classes apart"
     labels = checkpoint.labels or ()
-    listed = f": {', '.join(map(plain, labels[:MOST_LABELS]))}" if labels else ""
-    listed += f", and {len(labels) - MOST_LABELS} more (model.json has all)" if len(labels) > MOST_LABELS else ""
+    listed = f": {'; '.join(map(plain, labels[:MOST_LABELS]))}" if labels else ""
+    listed += f"; and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
     heat = checkpoint.temperature
     tail = f" Its logits are divided by {heat:g} (fitted on validation pictures) to make confidence honest."
     return f"{said}{listed}." + (tail if heat != 1.0 else "")

@@ -14,6 +14,7 @@ from ..engines.probe import probe
 from ..engines.trial import try_engines
 from ..training.folder import CONFIG
 from ..training.guard import replay
+from ..training.precision import WORTHWHILE
 from .screen import progress
 
 
@@ -42,7 +43,7 @@ def precision() -> Finding:
     seen = probe()
     if not seen.bf16_works:
         return Finding("note", "bf16 does not work here: a trial did not survive", (), "patchword computes in fp32.")
-    used = "is used" if seen.bf16_gain > 1.2 else "is not used"
+    used = "is used" if seen.bf16_gain > WORTHWHILE else "is not used"
     return Finding("note", f"a bf16 product runs at {seen.bf16_gain:.2g} times the speed of fp32", (), f"It {used}.")
 
 
@@ -59,8 +60,7 @@ def engines(on_progress: Callable[[], object]) -> list[Finding]:
     for each in verdicts.values():
         if not each.works:
             findings.append(Finding("note", f"engine {each.name} is not used: {each.why}", (ENGINES[each.name].means,)))
-    best = working[0].name if working else "torch"
-    advice = f"--engine {best} is the fastest here for a small ViT; --engine auto measures with your model."
+    advice = "--engine auto measures with your model. int8 changes answers a little: patchword bench shows how much."
     return [*findings, Finding("note", "engines were tried with a ViT of 3 blocks, 384 wide", (), advice)]
 
 

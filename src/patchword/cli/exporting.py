@@ -1,12 +1,15 @@
 """The commands that take a model elsewhere and fast: export, bench."""
 
+import hashlib
 import json as json_format
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ..errors import ConfigError
+from .measuring import check_labels
 from .reading import MODEL, NOTHING, Flag, ModelReference, Reading, title_of, words
 from .screen import progress, say
 
@@ -61,14 +64,19 @@ def export(
         raise ConfigError("Give --merge or --merge-drop, not both.")
     from ..checkpoints.files import atomic_output
     from ..classifier import Classifier
-    from ..engines.export import Wanted, format_of, make_file
+    from ..engines.export import Wanted, check_format, make_file
     from ..evaluation import labelled_pictures
     from ..evaluation.proof import prove
 
-    format_of(out)
+    out = out.expanduser().resolve()
+    check_format(out, Wanted(int8, whole))
+    weights = out.with_suffix(".bin")
+    if out.suffix == ".xml" and weights.exists() and not overwrite:
+        raise ConfigError(f"{weights} exists already. Choose another name, or add --overwrite.")
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
     pictures = labelled_pictures(verify, checkpoint.several) if verify else []
+    check_labels(classifier, model, pictures)
     merged: tuple[int, ...] = (merge,) * getattr(checkpoint.config, "depth", 1) if merge else ()
     if merge_drop is not None:
         merged, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
@@ -78,12 +86,28 @@ def export(
         engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
         with progress("comparing", 2 * len(pictures)) as step:
             proof = prove(classifier, engine, wanted, pictures, max_drop / 100, step)
-        size = put_companion(made, out) + made.stat().st_size
-    said = {"file": out.name, "bytes": size, **vars(wanted), **proof.to_json()}
-    with atomic_output(out.with_name(f"{out.name}.proof.json"), overwrite=True) as made:
-        made.write_text(json_format.dumps(said, indent=2) + "\n")
-    print_proof(out, size, proof)
+        said = {"file": out.name, **stated(made), "model": model, "verify": verify, **vars(wanted), **proof.to_json()}
+        write_proof(out.with_name(f"{out.name}.proof.json"), said)
+        put_weights(made, weights)
+    print_proof(out, said["bytes"], proof)
     return 0
+
+
+def stated(made: Path) -> dict[str, Any]:
+    """What ties a proof to its file."""
+    from .. import __version__
+
+    files = [made, made.with_suffix(".bin")] if made.suffix == ".xml" else [made]
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    size = sum(file.stat().st_size for file in files)
+    return {"sha256": digest, "bytes": size, "patchword": __version__, "date": time.strftime("%Y-%m-%d")}
+
+
+def write_proof(path: Path, said: dict[str, Any]) -> None:
+    from ..checkpoints.files import atomic_output
+
+    with atomic_output(path, overwrite=True) as made:
+        made.write_text(json_format.dumps(said, indent=2) + "\n")
 
 
 def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: float) -> tuple[int, ...]:
@@ -95,15 +119,14 @@ def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: 
     return merged
 
 
-def put_companion(made: Path, out: Path) -> int:
-    """OpenVINO keeps weights in a file of their own, which must be there before the one that names it; its size."""
-    weights = made.with_suffix(".bin")
-    if made.suffix != ".xml":
-        return 0
-    size = weights.stat().st_size
-    out.unlink(missing_ok=True)  # an old one would name weights that are no longer its own
-    weights.replace(out.with_suffix(".bin"))
-    return size
+def put_weights(made: Path, weights: Path) -> None:
+    """OpenVINO keeps weights in a file of their own, which must be there before the one that names it."""
+    from ..checkpoints.files import sync
+
+    if made.suffix == ".xml":
+        sync(made.with_suffix(".bin"))
+        weights.with_suffix(".xml").unlink(missing_ok=True)  # an old one would name weights that are not its own
+        made.with_suffix(".bin").replace(weights)
 
 
 def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
@@ -117,7 +140,8 @@ def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
     from ..evaluation.predict import find_files
 
     files = find_files([data])
-    read = classifier.each(files[:: max(1, len(files) // CALIBRATION)][:CALIBRATION], lambda pixels: pixels)
+    step = -(-len(files) // CALIBRATION)  # from all classes, which stand in order
+    read = classifier.each(files[::step] if step else [], lambda pixels: pixels)
     good = [row for row in read if not isinstance(row, ImageError)]
     if not good:
         raise DataError(f"None of the pictures in {data} can be read, so int8 cannot be calibrated with them.")
@@ -165,14 +189,18 @@ def bench(
     from ..engines.bench import bench as measure
     from ..engines.engine import ENGINES
     from ..engines.trial import try_engines
+    from ..evaluation import labelled_pictures
     from ..figures.files import require_room
 
     if unknown := sorted(set(engines) - set(ENGINES)):
         raise ConfigError(f"There is no engine {unknown[0]!r}; there are {', '.join(ENGINES)}.")
     if out:
         require_room(out, overwrite)
-    checkpoint = Classifier(reading.read(model)).checkpoint  # which refuses what takes no pictures
+    classifier = Classifier(reading.read(model))
+    checkpoint = classifier.checkpoint
     assert checkpoint.preprocess is not None
+    pictures = labelled_pictures(verify, checkpoint.several) if verify else []
+    check_labels(classifier, model, pictures)
     asked = engines or tuple(ENGINES)
     with progress("trying", len(asked)) as step:
         verdicts = try_engines(asked, step)
@@ -184,18 +212,19 @@ def bench(
         raise ConfigError("None of these engines works here.")
     with progress("measuring", len(names) + len(BATCHES)) as step:
         rows = measure(checkpoint, names, sample_pictures(checkpoint.preprocess), seconds, on_progress=step)
-    accuracy = accuracies(checkpoint, names, verify) if verify else {}
+    if all(row.error for row in rows):
+        raise ConfigError(f"None of these engines can run this model. {rows[0].name}: {rows[0].error}")
+    accuracy = accuracies(checkpoint, [row.name for row in rows if not row.error], pictures) if pictures else {}
     show_bench(rows, accuracy, json)
     if out:
         write_bench_page(out, model, rows, accuracy)
     return 0
 
 
-def accuracies(checkpoint: "Checkpoint", names: "list[str]", data: str) -> dict[str, float]:
+def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[Labelled]") -> dict[str, float]:
     from ..classifier import Classifier
-    from ..evaluation import evaluate, labelled_pictures
+    from ..evaluation import evaluate
 
-    pictures = labelled_pictures(data, checkpoint.several)
     found = {}
     for name in names:
         with progress(name, len(pictures)) as step:
@@ -219,10 +248,10 @@ def show_bench(rows: "list[Measured]", accuracy: dict[str, float], json: bool) -
 
 
 def write_bench_page(out: Path, model: str, rows: "list[Measured]", accuracy: dict[str, float]) -> None:
-    from ..data.doctor.machine import machine_facts
+    from ..data.doctor.machine import machine_line
     from ..figures.files import PAGE
     from ..report.benched import write_bench
 
-    machine = ", ".join(f"{key} {value}" for key, value in machine_facts().items() if value)
-    write_bench(out, title_of(model), [("model", title_of(model)), ("machine", machine)], rows, accuracy)
+    facts = [("model", title_of(model)), ("machine", machine_line())]
+    write_bench(out, title_of(model), facts, rows, accuracy)
     say(f"wrote {out / PAGE}")

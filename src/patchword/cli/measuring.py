@@ -62,7 +62,7 @@ def evaluate(
     pictures = labelled_pictures(data, checkpoint.several)
     classifier, other = Classifier(checkpoint, engine), Classifier.load(against) if against else None
     if engine == "auto":
-        say(f"engine: {classifier.engine_name}")
+        say(f"engine: {classifier.chosen}")
     check_labels(classifier, model, pictures)
     if other is not None:
         check_labels(other, str(against), pictures)

@@ -49,7 +49,7 @@ def predict(
     files = prediction.find_files(images)
     classifier = Classifier(reading.read(model), engine)
     if engine == "auto":
-        say(f"engine: {classifier.engine_name}")
+        say(f"engine: {classifier.chosen}")
     if explain:
         from ..inspection.files import check_folder
 

@@ -74,15 +74,22 @@ def print_evaluation(result: "Evaluation", robust: "Robustness | None" = None) -
 
 def print_robustness(robust: "Robustness") -> None:
     """A line for each family, from the mildest severity to the worst."""
-    print(f"worse     {robust.mean:.2%}  (mean of {len(robust.accuracy)} corruptions at five severities)")
+    print(f"corrupted {robust.mean:.2%}  (accuracy, mean of {len(robust.accuracy)} corruptions at five severities)")
+    print("  severity " + "  ".join(f"{severity:>6}" for severity in range(1, 6)))
     for name, values in robust.families().items():
-        print(f"  {name:7} " + "  ".join(f"{value:.2%}" for value in values))
+        print(f"  {name:8} " + "  ".join(f"{value:6.1%}" for value in values))
 
 
 def print_probe(found: "Probed") -> None:
-    print(f"{found.classes} classes, learnt from {found.train:,} pictures, measured on {found.test:,}")
+    from ..evaluation.intervals import wilson
+
+    print(f"{found.classes} classes, learnt from {found.train:,} pictures, measured on {found.test:,} ({found.part})")
     for name, accuracy, spread in found.rows():
-        print(f"{name:10} {accuracy:.2%}" + (f" +- {spread:.2%}" if spread is not None else ""))
+        low, high = wilson(accuracy, found.test)
+        drawn = f", +- {spread:.2%} over draws" if spread is not None else ""
+        print(f"{name:10} {accuracy:.2%}  ({low:.2%} to {high:.2%}{drawn})")
+    if found.part == "validation":
+        say("note: there is no test part, and the same pictures chose the penalty of the logistic regression.")
     if found.left_out:
         say(f"left out: {', '.join(map(str, found.left_out))} shots, more than the smallest class has pictures")
 

@@ -29,7 +29,7 @@ def study(
         recipe: a recipe to vary in place of the small ViT on CIFAR-10
         out: folder for the runs, the table and report.html; studies/NAME if not given
     """
-    from ..data.doctor.machine import machine_facts
+    from ..data.doctor.machine import machine_line
     from ..figures.files import PAGE
     from ..overrides import seconds
     from ..recipes import load_recipe
@@ -41,7 +41,7 @@ def study(
     chosen = make_study(name, load_recipe(recipe) if recipe else SMALL)
     folder = out or Path("studies") / name
     rows = run_study(chosen, folder, seconds(budget), seeds, say)
-    write_study(chosen, rows, folder, machine_facts())
+    write_study(chosen, rows, folder, machine_line())
     for row in rows:
         print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {told(row)}")
     say(f"wrote {folder / PAGE}")

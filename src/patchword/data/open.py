@@ -14,6 +14,7 @@ from typing import Any
 
 from ..config import DataConfig
 from ..errors import DataError
+from .cache import tell
 from .folders import open_folder
 from .hub_datasets import PREFIX, is_saved_dataset, open_hub_dataset, open_saved_dataset
 from .images import SUFFIXES
@@ -127,6 +128,8 @@ def find(reference: str, several: bool = False) -> Found:
     if reference.startswith(PREFIX):
         return open_hub_dataset(reference.removeprefix(PREFIX), several)
     if reference in NAMED:
+        if Path(reference).is_dir():
+            tell(f"note: {reference} is taken for the data set of that name; for the folder write ./{reference}")
         parts = named_set(reference)
         return Found(parts.present(), parts.notes)
     path = Path(reference).expanduser()

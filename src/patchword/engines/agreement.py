@@ -1,11 +1,12 @@
 """Whether an engine says what the model says, on real pictures."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..preprocess import Preprocess
 from .engine import Engine
@@ -25,19 +26,31 @@ class Agreement:
     largest: float  # largest difference of a logit
     relative: float  # ... in parts of the largest logit
 
+    def to_json(self) -> dict[str, float | int | None]:
+        """Without infinities, which JSON does not have."""
+        return {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
+
     def faithful(self, exact: bool) -> bool:
         return self.relative <= CLOSE if exact else self.divergence <= FAITHFUL
 
 
-def agreement(reference: Tensor, answers: Tensor) -> Agreement:
-    """From logits (N, K) of both."""
+def agreement(reference: Tensor, answers: Tensor, several: bool = False) -> Agreement:
+    """From logits (N, K) of both; with several labels each class is a decision of its own."""
     if reference.shape != answers.shape or not answers.isfinite().all():
         return Agreement(len(reference), 0.0, float("inf"), float("inf"), float("inf"))
-    wanted, given = reference.double().log_softmax(dim=1), answers.double().log_softmax(dim=1)
-    divergence = float((wanted.exp() * (wanted - given)).sum(dim=1).mean())
+    wanted, given = (log_probabilities(logits.double(), several) for logits in (reference, answers))
+    divergence = float((wanted.exp() * (wanted - given)).sum(dim=(1, 2)).mean())
     largest = float((reference - answers).abs().max())
-    same = float((reference.argmax(dim=1) == answers.argmax(dim=1)).double().mean())
+    decided = [(each > 0) if several else each.argmax(dim=1, keepdim=True) for each in (reference, answers)]
+    same = float((decided[0] == decided[1]).all(dim=1).double().mean())
     return Agreement(len(reference), same, divergence, largest, largest / max(1e-6, float(reference.abs().max())))
+
+
+def log_probabilities(logits: Tensor, several: bool) -> Tensor:
+    """(N, decisions, outcomes)."""
+    if several:
+        return torch.stack([nn.functional.logsigmoid(logits), nn.functional.logsigmoid(-logits)], dim=2)
+    return logits.log_softmax(dim=1)[:, None]
 
 
 def answers(engine: Engine, pixels: Tensor, batch: int = 8) -> Tensor:

@@ -1,26 +1,21 @@
-"""`engine="auto"`: the fastest engine for a model on this machine whose answers are the model's."""
+"""`engine="auto"`: the fastest engine for a model on this machine whose answers stay close to the model's."""
 
-import contextlib
 import hashlib
-import json
-import os
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import torch
 from torch import Tensor
 
 from ..checkpoints import Checkpoint
-from ..data.cache import cache_folder
-from ..errors import PatchwordError
+from ..errors import ConfigError, PatchwordError
 from .agreement import Agreement, agreement, answers, sample_pictures
-from .engine import ENGINES, Engine, open_engine
-from .probe import fingerprint
-from .trial import try_engines
+from .engine import ENGINES, Engine, first_line, open_engine
+from .kept import keep, recall
+from .trial import key, known, try_engines
 
 WORTH = 1.05  # times torch's speed: less is not worth the time that opening takes
-SHORT_LIST = 3  # engines that are tried with the model itself
+SHORT_LIST = 2  # engines that are tried with the model itself, and the fastest in fp32
 SECONDS = 2.0  # for which each is timed
 
 
@@ -32,57 +27,85 @@ class Choice:
     engine: Engine
     agreement: Agreement | None = None  # None: it is torch
 
+    def said(self) -> str:
+        if self.agreement is None:
+            return self.name
+        return f"{self.name} (the class is torch's for {self.agreement.same:.0%} of {self.agreement.pictures} pictures)"
+
 
 def choose(checkpoint: Checkpoint, pictures: Tensor | None = None) -> Choice:
     """The fastest of those that agree with torch on `pictures` (uint8 (N, H, W, C); some photographs by default).
 
-    Which is fastest is measured once for each architecture and machine; that they agree is checked every time.
+    Which is fastest is measured once for each architecture and machine; that they agree is checked every time, on
+    every second picture, where the others have set the ranges.
     """
     assert checkpoint.preprocess is not None
     pictures = sample_pictures(checkpoint.preprocess) if pictures is None else pictures
-    plain = open_engine("torch", checkpoint, pictures)
-    wanted = answers(plain, pictures)
-    for name in ranking(checkpoint, pictures):
+    plain = open_engine("torch", checkpoint)
+    wanted = answers(plain, pictures[1::2])
+    for name in ranking(checkpoint, pictures[::2]):
         if name == "torch":
             break
-        with contextlib.suppress(PatchwordError, RuntimeError, ValueError):  # a library's own, for this model only
-            engine = open_engine(name, checkpoint, pictures)
-            found = agreement(wanted, answers(engine, pictures))
-            if found.faithful(ENGINES[name].exact):
-                return Choice(name, engine, found)
+        engine = tried(name, checkpoint, pictures[::2])
+        if engine is None:
+            continue
+        found = agreement(wanted, answers(engine, pictures[1::2]), checkpoint.several)
+        if found.faithful(ENGINES[name].exact):
+            return Choice(name, engine, found)
     return Choice("torch", plain)
+
+
+def open_asked(name: str, checkpoint: Checkpoint) -> Engine:
+    """The engine that a user named; what it cannot do is told at once, and not by the first picture."""
+    verdict = known(name) if name in ENGINES else None
+    if verdict is not None and not verdict.works:
+        raise ConfigError(f"The engine {name} does not work on this machine: {verdict.why}. See patchword doctor.")
+    try:
+        engine = open_engine(name, checkpoint)
+        assert checkpoint.preprocess is not None
+        engine(torch.zeros(1, *checkpoint.preprocess.size, checkpoint.preprocess.channels, dtype=torch.uint8))
+    except PatchwordError:
+        raise
+    except Exception as error:  # whatever a library stumbles on
+        raise ConfigError(f"The engine {name} cannot run this model: {first_line(error)}") from error
+    return engine
+
+
+def tried(name: str, checkpoint: Checkpoint, pictures: Tensor) -> Engine | None:
+    """The engine, if it can run this model at all."""
+    try:
+        engine = open_engine(name, checkpoint, pictures)
+        engine(pictures[:1])
+    except Exception:  # whatever a library stumbles on: the others remain
+        return None
+    return engine
 
 
 def ranking(checkpoint: Checkpoint, pictures: Tensor) -> list[str]:
     """Names, the fastest first, down to torch."""
-    said = f"{checkpoint.config.to_json()} {torch.get_num_threads()} {version('patchword')} {fingerprint()}"
-    packages = "".join(f" {name} {verdict.works}" for name, verdict in try_engines().items())
-    path = cache_folder() / "engines" / f"rank-{hashlib.sha256((said + packages).encode()).hexdigest()[:24]}.json"
-    with contextlib.suppress(OSError, ValueError):
-        names = json.loads(path.read_text())
-        if isinstance(names, list) and set(names) <= set(ENGINES):
-            return names
+    verdicts = try_engines()
+    said = [str(checkpoint.config.to_json()), str(torch.get_num_threads())]
+    said += [f"{key(name)} {verdict.works}" for name, verdict in verdicts.items()]
+    place = f"rank-{hashlib.sha256(' '.join(said).encode()).hexdigest()[:24]}"
+    kept = recall(place, lambda names: [str(name) for name in names if name in ENGINES])  # type: ignore[attr-defined]
+    if kept:
+        return kept
     names = measured(checkpoint, pictures)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(names))
-        os.replace(part, path)
+    keep(place, names)
     return names
 
 
 def measured(checkpoint: Checkpoint, pictures: Tensor) -> list[str]:
     """The engines that did best in their trials, timed with the model itself in turns."""
     verdicts = [each for each in try_engines().values() if each.works and each.name != "torch"]
-    best = sorted(verdicts, key=lambda each: each.single + each.batched, reverse=True)[:SHORT_LIST]
-    engines = {"torch": open_engine("torch", checkpoint, pictures)}
-    for each in best:
-        with contextlib.suppress(PatchwordError, RuntimeError, ValueError):
-            engines[each.name] = open_engine(each.name, checkpoint, pictures)
+    best = sorted(verdicts, key=lambda each: each.single + each.batched, reverse=True)
+    exact = [each for each in best if ENGINES[each.name].exact]
+    engines = {"torch": open_engine("torch", checkpoint)}
+    for name in dict.fromkeys(each.name for each in [*best[:SHORT_LIST], *exact[:1]]):
+        if (engine := tried(name, checkpoint, pictures)) is not None:
+            engines[name] = engine
     batch = pictures[:8]
     times: dict[str, list[float]] = {name: [] for name in engines}
-    for engine in engines.values():
-        engine(batch)
     end = time.perf_counter() + SECONDS * len(engines)
     while time.perf_counter() < end or len(times["torch"]) < 3:
         for name, engine in engines.items():

@@ -53,6 +53,11 @@ def open_engine(name: str, checkpoint: Checkpoint, calibration: Tensor | None = 
     return kind.open(checkpoint, calibration, merged)
 
 
+def first_line(error: Exception) -> str:
+    """What a library said, short enough for a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
 def open_torch(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
     return torch_engine(checkpoint, checkpoint.model(), merged)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import __version__
 from ..checkpoints import Checkpoint
-from ..errors import ConfigError
+from ..errors import ConfigError, ExportError, PatchwordError
 from .agreement import sample_pictures
-from .engine import Engine
-from .packed import Packed
+from .engine import ENGINES, Engine, first_line
+from .packed import Packed, example_of
 
 FORMATS = {".onnx": "onnx", ".pt2": "torch.export", ".xml": "openvino"}
 
@@ -39,18 +39,33 @@ class Wanted:
         return not self.int8 and not any(self.merged) and not self.whole
 
 
-def format_of(out: Path) -> str:
+def check_format(out: Path, wanted: Wanted) -> str:
+    """The format that the ending stands for, if it can hold what is wanted and its libraries are there."""
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out.name}: an export is named *.onnx, *.pt2 (torch.export) or *.xml (OpenVINO).")
-    return FORMATS[out.suffix]
+    kind = FORMATS[out.suffix]
+    if kind == "torch.export" and wanted.int8:
+        raise ConfigError("int8 goes with .onnx and .xml; a .pt2 is written in fp32.")
+    if kind == "openvino" and wanted.int8 and wanted.whole:
+        raise ConfigError("An .xml in int8 takes pictures that are resized already: leave out --whole, or write .onnx.")
+    if kind != "torch.export" and (missing := ENGINES[f"{kind}-int8" if wanted.int8 else kind].missing):
+        raise ConfigError(f"An export to {out.suffix} needs {', '.join(missing)}: pip install 'patchword[export]'.")
+    return kind
 
 
 def make_file(checkpoint: Checkpoint, out: Path, wanted: Wanted, calibration: Tensor | None = None) -> Engine:
     """Writes `out` (an .xml has its weights in a .bin beside it) and opens it again as anyone would."""
-    kind = format_of(out)
+    kind = check_format(out, wanted)
+    try:
+        return made(kind, checkpoint, out, wanted, calibration)
+    except (PatchwordError, OSError):
+        raise
+    except Exception as error:  # whatever an exporter stumbles on
+        raise ExportError(f"This model cannot be exported to {out.suffix}: {first_line(error)}") from error
+
+
+def made(kind: str, checkpoint: Checkpoint, out: Path, wanted: Wanted, calibration: Tensor | None) -> Engine:
     if kind == "torch.export":
-        if wanted.int8:
-            raise ConfigError("int8 goes with .onnx and .xml; a .pt2 is written in fp32.")
         return make_pt2(Packed(checkpoint, wanted.merged, whole=wanted.whole), out, about(checkpoint, wanted))
     from .onnx import make_onnx
     from .quantise import int8_ready
@@ -96,12 +111,7 @@ def write_openvino(graph: Any, out: Path, wanted: Wanted, calibration: Tensor, s
 
 
 def make_pt2(packed: Packed, out: Path, said: str) -> Engine:
-    height, width = packed.preprocess.size
-    shapes: dict[int, Any] = {0: torch.export.Dim("batch")}
-    if packed.whole:
-        height, width = height + 5, width + 9
-        shapes |= {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
-    example = torch.zeros(2, height, width, packed.preprocess.channels, dtype=torch.uint8)
+    example, shapes = example_of(packed)
     with torch.no_grad():
         program = torch.export.export(packed.eval(), (example,), dynamic_shapes=(shapes,))
     torch.export.save(program, out, extra_files={"patchword.json": said})

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
+
 
 class Int8Linear(nn.Module):
     """A trained linear layer for inference."""
@@ -30,8 +32,9 @@ class Int8Linear(nn.Module):
 
 def in_int8(model: nn.Module) -> nn.Module:
     """The model with every linear layer of its blocks replaced, in place."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and ".blocks." in f".{name}":
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, Int8Linear(module))
+    large = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) and ".blocks." in f".{name}"]
+    if not large:
+        raise ConfigError("The model has no large matrix products, which is what int8 is for here.")
+    for name in large:
+        model.set_submodule(name, Int8Linear(model.get_submodule(name)))  # type: ignore[arg-type]
     return model

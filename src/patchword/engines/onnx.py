@@ -2,16 +2,17 @@
 
 import contextlib
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .packed import Packed
+from .packed import Packed, example_of
 
 if TYPE_CHECKING:
     import onnx
@@ -27,12 +28,7 @@ def make_onnx(packed: Packed) -> "onnx.ModelProto":
     size = sum(t.numel() * t.element_size() for t in packed.state_dict().values())
     if size > MOST_BYTES:
         raise ConfigError(f"The model's {size / 2**30:.1f} GiB of weights do not fit into one ONNX file (2 GiB).")
-    height, width = packed.preprocess.size
-    shapes: dict[int, Any] = {0: torch.export.Dim("batch")}
-    if packed.whole:
-        height, width = height + 5, width + 9  # nothing that the graph could take for a constant
-        shapes |= {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
-    example = torch.zeros(2, height, width, packed.preprocess.channels, dtype=torch.uint8)
+    example, shapes = example_of(packed)
     with quiet():
         program = torch.onnx.export(
             packed.eval(), (example,), dynamo=True, opset_version=OPSET, dynamic_shapes=(shapes,),
@@ -48,10 +44,10 @@ def make_onnx(packed: Packed) -> "onnx.ModelProto":
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters tell of what they skip and of what they will change some day."""
+    """Exporters tell of what they skip and of what they will change some day; standard output belongs to results."""
     names = ("torch.onnx", "onnxscript", "onnx_ir", "root", "nncf")
     levels = {name: logging.getLogger(name).level for name in names}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         for name in names:
             logging.getLogger(name).setLevel(logging.ERROR)

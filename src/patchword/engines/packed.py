@@ -1,6 +1,7 @@
 """A model with all that belongs to it as one module, which can be exported: pixels in, logits or probabilities out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,16 @@ class Packed(nn.Module):
         if not self.whole:
             return logits
         return logits.sigmoid() if self.several else logits.softmax(dim=-1)
+
+
+def example_of(packed: Packed) -> tuple[Tensor, dict[int, Any]]:
+    """Pixels to trace the module with, and which of their dimensions may change."""
+    height, width = packed.preprocess.size
+    shapes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if packed.whole:
+        height, width = height + 5, width + 9  # nothing that the graph could take for a constant
+        shapes |= {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
+    return torch.zeros(2, height, width, packed.preprocess.channels, dtype=torch.uint8), shapes
 
 
 def resampled(planes: Tensor, preprocess: Preprocess) -> Tensor:

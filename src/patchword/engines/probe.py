@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..data.cache import cache_folder
+from .kept import keep, recall
 
 # Times products of a size that a ViT has; run by a child, which may be killed by its first instruction.
 CHILD = """
@@ -39,18 +39,12 @@ class Abilities:
 @functools.lru_cache(maxsize=1)
 def probe() -> Abilities:
     """Asks the cache, or else a child process (some two seconds, once for each machine)."""
-    path = cache_folder() / "probe" / f"{fingerprint()}.json"
-    try:
-        return Abilities(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        abilities = measure()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asdict(abilities)))
-        os.replace(part, path)
-    except OSError:
-        pass  # a cache that cannot be written costs time, not the run
+    name = f"bf16-{fingerprint()}"
+    known = recall(name, lambda said: Abilities(**said))  # type: ignore[arg-type]
+    if known is not None:
+        return known
+    abilities = measure()
+    keep(name, asdict(abilities))
     return abilities
 
 

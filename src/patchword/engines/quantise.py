@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint
+from ..errors import ConfigError
 from ..models import ViT
 from .onnx import INPUT, quiet
 from .packed import Packed
@@ -83,8 +84,7 @@ def scale_rows(model: nn.Module, images: Tensor) -> list[str]:
     errors = rounding_errors(model, images)
     chosen = [name for name, error in errors.items() if error > ROUNDING]
     for name in chosen:
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, RowScaled(model.get_submodule(name)))  # type: ignore[arg-type]
+        model.set_submodule(name, RowScaled(model.get_submodule(name)))  # type: ignore[arg-type]
     return chosen
 
 
@@ -95,6 +95,8 @@ def rounding_errors(model: nn.Module, images: Tensor) -> dict[str, float]:
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             (x,) = inputs
+            if x.ndim < 3:  # one row for each picture: such products stay in float
+                return
             step = (x.amax().clamp(min=0) - x.amin().clamp(max=0)) / 255
             off = nn.functional.linear((x / step).round() * step - x, module.weight)
             found.setdefault(name, []).append((off.norm(dim=-1) / output.norm(dim=-1).clamp(min=1e-9)).flatten())
@@ -149,7 +151,7 @@ def int8_dynamic(model: "onnx.ModelProto") -> bytes:
             model, out, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8,
             reduce_range=True,
         )  # fmt: skip
-        return out.read_bytes()
+        return rounded_somewhere(out.read_bytes(), b"MatMulInteger")
 
 
 def int8_static(model: "onnx.ModelProto", pixels: Tensor) -> bytes:
@@ -164,7 +166,13 @@ def int8_static(model: "onnx.ModelProto", pixels: Tensor) -> bytes:
             weight_type=QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": ["MatMul"]},
         )  # fmt: skip
-        return out.read_bytes()
+        return rounded_somewhere(out.read_bytes(), b"QuantizeLinear")
+
+
+def rounded_somewhere(content: bytes, sign: bytes) -> bytes:
+    if sign not in content:
+        raise ConfigError("The model has no large matrix products, which is what int8 is for here.")
+    return content
 
 
 class Pictures:

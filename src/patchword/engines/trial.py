@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +16,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.cache import cache_folder
 from .engine import ENGINES, Engine
+from .kept import keep, recall
 from .probe import fingerprint
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0  # seconds for one engine
 ROUNDS = 5
+FORM = "1"  # of a trial: what an older one said does not count
+LASTING = ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE")  # unlike SIGKILL, which want of memory sends
 CHILD = "import sys; from patchword.engines.trial import attempt; attempt(sys.argv[1])"
+
+
+_tried: "dict[str, Verdict]" = {}  # in this process
 
 
 @dataclass(frozen=True)
@@ -44,45 +49,52 @@ class Verdict:
 def try_engines(
     names: Iterable[str] = tuple(ENGINES), on_progress: Callable[[], object] = lambda: None
 ) -> dict[str, Verdict]:
-    """A verdict for each; only what the cache does not know is tried (up to a minute for each)."""
+    """A verdict for each; only what the cache does not know is tried, in some ten seconds each."""
     found = {}
     for name in names:
-        found[name] = recall(name) or try_engine(name)
+        found[name] = known(name) or try_engine(name)
         on_progress()
     return found
 
 
-def recall(name: str) -> Verdict | None:
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Verdict(**json.loads(place(name).read_text()))
-    return None
+def known(name: str) -> Verdict | None:
+    """What an earlier trial said, in this process or another."""
+    return _tried.get(name) or recall(key(name), lambda said: Verdict(**said))  # type: ignore[arg-type]
 
 
-def place(name: str) -> Path:
-    """Where a verdict is kept: it depends on the processor, and on the versions of what was tried."""
-    versions = []
-    for package in ("patchword", *ENGINES[name].needs):
+def key(name: str) -> str:
+    """Changes with what a verdict depends on: the processor, its cores in use, versions, the compiler."""
+    said = [fingerprint(), name, str(os.environ.get("OMP_NUM_THREADS")), FORM, *versions(ENGINES[name].needs)]
+    if name == "torch-compiled":
+        said.append(str(shutil.which("g++") or shutil.which("clang++") or shutil.which("cl")))
+    return f"trial-{hashlib.sha256(' '.join(said).encode()).hexdigest()[:24]}"
+
+
+def versions(packages: Iterable[str]) -> list[str]:
+    found = []
+    for package in ("patchword", *packages):
         with contextlib.suppress(PackageNotFoundError):
-            versions.append(f"{package} {version(package)}")
-    digest = hashlib.sha256("\n".join([fingerprint(), name, *versions]).encode()).hexdigest()[:24]
-    return cache_folder() / "engines" / f"{digest}.json"
+            found.append(f"{package} {version(package)}")
+    return found
 
 
 def try_engine(name: str, child: str = CHILD) -> Verdict:
-    """Runs the trial; what it says is kept, unless it only ran out of time."""
+    """Runs the trial. Only what will be the same again is kept beyond this process: success, and death by a signal."""
     if missing := ENGINES[name].missing:
         return Verdict(name, False, f"needs {', '.join(missing)}: pip install 'patchword[export]'")
+    # -P: modules in the current folder are not the libraries.
+    command = [sys.executable, "-P", "-c", child, name]
     try:
-        done = subprocess.run([sys.executable, "-c", child, name], capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+        verdict = read(name, done)
+        lasting = verdict.works or verdict.why.endswith(LASTING)
     except subprocess.TimeoutExpired:
-        return Verdict(name, False, f"no answer within {PATIENCE:g} seconds")
-    verdict = read(name, done)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the answer
-        path = place(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asdict(verdict)))
-        os.replace(part, path)
+        verdict, lasting = Verdict(name, False, f"no answer within {PATIENCE:g} seconds"), False
+    except OSError as error:
+        verdict, lasting = Verdict(name, False, f"its trial could not be started ({error.strerror})"), False
+    _tried[name] = verdict
+    if lasting:
+        keep(key(name), asdict(verdict))
     return verdict
 
 

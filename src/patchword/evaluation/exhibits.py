@@ -8,6 +8,7 @@ import numpy as np
 from ..figures.exhibit import Exhibit
 from .calibration import equal_width
 from .corruptions import SEVERITIES
+from .metrics import FEW
 from .robustness import Robustness
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float) -> Exhibit:
     bins = equal_width(confidences, right)
     sure, correct = float(confidences.mean()), float(right.mean())
-    mood = "about as sure as it may be, as far as so many pictures can tell"
+    mood = f"about as sure as it may be, as far as {len(right):,} pictures can tell"
     if abs(sure - correct) > max(0.01, 1.96 * float(np.sqrt(correct * (1 - correct) / len(right)))):
         mood = "too sure of itself" if sure > correct else "too modest"
     seen = f"On average it says {sure:.1%} and is right in {correct:.1%} of cases: {mood}. The mean gap over the bins, "
-    seen += (
-        f"the calibration error, is {100 * error:.1f} points. On the diagonal, 93% sure means right in 93% of cases."
-    )
+    seen += f"the calibration error, is {100 * error:.1f} points"
+    seen += ", which of so few pictures says nothing." if len(right) < FEW else "."
+    seen += " On the diagonal, 93% sure means right in 93% of cases."
     arrays = {
         "confidence": np.array([b.confidence for b in bins]),
         "accuracy": np.array([b.accuracy for b in bins]),
@@ -48,7 +49,8 @@ def reliability_figure(bins: "list[Bin]") -> "Figure":
     top.errorbar(confidence, accuracy, yerr=bounds, color=theme().series[0], marker="o", capsize=3, linestyle="none")
     top.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
     plotted(bottom, "", "confidence", "pictures")
-    bottom.bar(confidence, count, width=0.045, color=theme().series[0], alpha=0.6)
+    bottom.yaxis.get_major_locator().set_params(integer=True)
+    bottom.bar(confidence, count, width=0.03, color=theme().series[0], alpha=0.6)
     return figure
 
 

@@ -67,12 +67,12 @@ class Comparison:
 
     def verdict(self) -> str:
         """In a sentence."""
-        gain = self.second - self.first
+        gain, (low, high) = 100 * (self.second - self.first), (100 * end for end in self.difference)
+        only = f"{self.only_second} pictures only this model got right, {self.only_first} only the other"
+        numbers = f"{gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; {only}; p = {self.p_value:.2g}"
         if self.p_value >= 1 - LEVEL:
-            only = f"{self.only_second} pictures only it got right, {self.only_first} only the other"
-            return f"No difference that these could show: {only} (p = {self.p_value:.2g})."
-        better = "It" if gain > 0 else "The other"
-        return f"{better} is better by {100 * abs(gain):.1f} points (p = {self.p_value:.2g})."
+            return f"These pictures show no difference ({numbers})."
+        return f"{'This model' if gain > 0 else 'The other'} is better ({numbers})."
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> Comparison:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from .calibration import BINS, calibration_error, equal_mass, equal_width
-from .classes import class_figures
+from .classes import class_figures, class_intervals
 from .intervals import bootstrap_all, bootstrap_mean, wilson
 
 SLOW_ROUNDS = 500  # of bootstrap, for figures that are no means
+FEW = 100  # pictures, below which calibration cannot be told
 
 
 class Tally:
@@ -64,20 +65,21 @@ class Tally:
         # At 0 and 100 % a bootstrap knows no doubt; Wilson's interval does.
         intervals |= {name: wilson(float(figures[name]), len(right)) for name in ("top1", "top5")}
 
-        def whole(rows: np.ndarray) -> np.ndarray:
-            found = class_figures(targets[rows], predicted[rows], classes)
+        def gaps(rows: np.ndarray) -> np.ndarray:
             wide = expected_calibration_error(confidences[rows], right[rows])
-            even = calibration_error(equal_mass(confidences[rows], right[rows]))
-            return np.array([found.balanced_accuracy, found.macro_f1, wide, even])
+            return np.array([wide, calibration_error(equal_mass(confidences[rows], right[rows]))])
 
-        names = ("balanced_accuracy", "macro_f1", "ece", "ece_adaptive")
-        values = dict(zip(names, whole(np.arange(len(right))).tolist(), strict=True))
-        tails = bootstrap_all(whole, len(right), rounds=SLOW_ROUNDS)
-        for name, (low, high) in zip(names, tails, strict=True):
-            if name.startswith("ece"):  # drawing anew only adds to a sum of absolute gaps: turned round, that is undone
-                low, high = max(0.0, 2 * values[name] - high), max(values[name], 2 * values[name] - low)
-            intervals[name] = (low, high)
-        return {**figures, **values, "n": len(right)}, intervals
+        found = class_figures(targets, predicted, classes)
+        figures |= {"balanced_accuracy": found.balanced_accuracy, "macro_f1": found.macro_f1}
+        intervals |= class_intervals(targets, predicted, classes)
+        tails = bootstrap_all(gaps, len(right), rounds=SLOW_ROUNDS)
+        for name, value, (low, high) in zip(("ece", "ece_adaptive"), gaps(np.arange(len(right))), tails, strict=True):
+            figures[name] = float(value)
+            # Drawing anew only adds to a sum of absolute gaps: turned round, that is undone. Of few pictures each is a
+            # bin of its own, and its gap says nothing.
+            turned = (max(0.0, 2 * value - high), max(value, 2 * value - low))
+            intervals[name] = turned if len(right) >= FEW else (0.0, 1.0)
+        return {**figures, "n": len(right)}, intervals
 
     def per_class(self, labels: Sequence[str]) -> list[dict[str, Any]]:
         """For each class that occurred: how many pictures, the fraction recognised, precision and F1."""

@@ -69,5 +69,5 @@ def fingerprint(classifier: Classifier) -> str:
         digest.update(name.encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     said = (checkpoint.config, classifier.preprocess, classifier.labels, checkpoint.temperature, checkpoint.several)
-    digest.update(repr(said).encode())
+    digest.update(f"{said} {classifier.engine_name}".encode())
     return digest.hexdigest()

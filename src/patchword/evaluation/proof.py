@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ..classifier import BATCH_SIZE, Classifier, Readable
 from ..data.ahead import ahead
-from ..data.images import load_image, to_mode
+from ..data.images import Mode, load_image, to_mode
 from ..engines.agreement import Agreement, agreement, sample_photographs
 from ..engines.engine import Engine
 from ..engines.export import Wanted
 from ..errors import ExportError, ImageError
-from .measure import Evaluation, Labelled, evaluate
+from .measure import Labelled, evaluate
 
 COMPARED = 64  # pictures whose probabilities are compared
 RESIZED = 0.01  # mean divergence that resizing in the graph may cause: it rounds a little differently
@@ -38,7 +38,7 @@ class Proof:
     accuracy: dict[str, Any] | None = None  # before, after, p_value, n; None: no labels were given
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"agreement": self.agreement.to_json()}
 
 
 def prove(
@@ -59,8 +59,7 @@ def prove(
     found = compared(classifier, file, wanted, pictures)
     accuracy = None
     if pictures:
-        measured = evaluate(file, pictures, against=classifier, on_progress=on_progress)
-        accuracy = outcome(measured)
+        accuracy = accuracies(classifier, file, pictures, on_progress)
         if accuracy["before"] - accuracy["after"] > max_drop + ROUNDING:
             points = 100 * (accuracy["before"] - accuracy["after"])
             raise ExportError(
@@ -73,17 +72,19 @@ def prove(
 
 
 def compared(classifier: Classifier, file: "Exported", wanted: Wanted, pictures: Sequence[Labelled]) -> Agreement:
-    """Probabilities on a few pictures; an export in fp32 must have them to the last digits."""
-    chosen: list[Readable] = [each.picture for each in pictures[:: max(1, len(pictures) // COMPARED)][:COMPARED]]
-    chosen = chosen or [partial(given, picture) for picture in sample_photographs()]
-    rows = [list(each.stream(chosen)) for each in (classifier, file)]
-    both = [(a, b) for a, b in zip(*rows, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    """Logits on a few pictures, decoded in full for both; an export in fp32 may differ by rounding only."""
+    rows = np.linspace(0, len(pictures) - 1, min(COMPARED, len(pictures))).astype(int)
+    chosen: list[Readable] = [partial(decoded, pictures[row].picture) for row in rows]
+    chosen = chosen or [partial(decoded, picture) for picture in sample_photographs()]
+    answers = [list(each.stream(chosen)) for each in (classifier, file)]
+    both = [(a, b) for a, b in zip(*answers, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
     if not both:
         raise ExportError("None of the pictures to compare with could be read: nothing was written.")
     first, second = (torch.stack(column) for column in zip(*both, strict=True))
-    if file.whole:  # it gives probabilities, so logits are known up to a constant only
-        first = first.log_softmax(dim=1) if not classifier.checkpoint.several else first
-    found = agreement(first, second)
+    several = classifier.checkpoint.several
+    if file.whole and not several:  # probabilities came back, so logits are known up to a constant only
+        first = first.log_softmax(dim=1)
+    found = agreement(first, second, several)
     if wanted.exact:
         good = found.faithful(exact=True)
     else:  # int8 and merging are judged by accuracy
@@ -96,13 +97,22 @@ def compared(classifier: Classifier, file: "Exported", wanted: Wanted, pictures:
     return found
 
 
-def given(picture: Image.Image, mode: str) -> Image.Image:
-    return picture.convert(mode)
+def decoded(picture: Readable | Image.Image, mode: Mode) -> Image.Image:
+    if isinstance(picture, Image.Image):
+        return to_mode(picture, mode)
+    return picture(mode=mode) if callable(picture) else load_image(picture, mode=mode)
 
 
-def outcome(measured: Evaluation) -> dict[str, Any]:
-    assert measured.comparison is not None
+def accuracies(
+    classifier: Classifier, file: "Exported", pictures: Sequence[Labelled], on_progress: Callable[[], object]
+) -> dict[str, Any]:
+    """Before and after; with several labels it is the mean average precision."""
+    if classifier.checkpoint.several:
+        found = [evaluate(each, pictures, on_progress=on_progress).figures for each in (classifier, file)]
+        return {"before": found[0]["map"], "after": found[1]["map"], "n": found[1]["n"]}
+    measured = evaluate(file, pictures, against=classifier, on_progress=on_progress)
     both = measured.comparison
+    assert both is not None
     return {"before": both.first, "after": both.second, "p_value": both.p_value, "n": measured.figures["n"]}
 
 
@@ -136,9 +146,9 @@ class Exported(Classifier):
         """The whole picture goes into the graph; probabilities come back as logits."""
         mode = self.preprocess.mode
         try:
-            picture = to_mode(file(mode=mode), mode) if callable(file) else load_image(file, mode=mode)
+            picture = decoded(file, mode)
         except ImageError as error:
             return error
         pixels = torch.from_numpy(np.array(picture).reshape(1, picture.height, picture.width, -1))
         said = self.engine(pixels)[0]
-        return said.logit() if self.checkpoint.several else said.clamp(min=1e-12).log()
+        return said.double().logit(eps=1e-7).float() if self.checkpoint.several else said.clamp(min=1e-12).log()

@@ -106,7 +106,7 @@ def advanced(block: Block, x: Tensor, sizes: Tensor | None, count: int, prefix: 
 def last(block: Block, x: Tensor, sizes: Tensor | None, read: int) -> Tensor:
     """The first `read` tokens of a block's result: (B, read, D)."""
     attention, normed = block.attention, block.norm1(x)
-    if type(attention.qkv) is nn.Linear:
+    if type(attention.qkv) is nn.Linear and not attention.qkv._forward_hooks:
         weights = attention.qkv.weight.chunk(3)
         biases = (None,) * 3 if attention.qkv.bias is None else attention.qkv.bias.chunk(3)
         q, k, v = (
@@ -114,7 +114,7 @@ def last(block: Block, x: Tensor, sizes: Tensor | None, read: int) -> Tensor:
             for tokens, weight, bias in zip((normed[:, :read], normed, normed), weights, biases, strict=True)
         )
         q, k = attention.q_norm(q), attention.k_norm(k)
-    else:  # a layer in another precision gives all three at once
+    else:  # a layer in another precision, or one that is watched, gives all three at once
         q, k, v = attention.project(normed)
         q = q[:, :, :read]
     x = block.add1(x[:, :read], attended(attention, q, k, v, sizes))
@@ -130,9 +130,11 @@ def merge(x: Tensor, sizes: Tensor | None, keys: Tensor, count: int, prefix: int
     """`count` patches fewer, or as many as there are partners for. (B, N, D), (B, N, 1), (B, N, d)."""
     if sizes is None:
         sizes = torch.ones_like(x[..., :1])
+    if x.shape[1] - prefix < 2:
+        return x, sizes
     keys = F.normalize(keys[:, prefix:], dim=-1)
     alike, partners = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(dim=-1)  # (B, N/2)
-    count = min(count, alike.shape[1] if x.shape[1] - prefix > 1 else 0)
+    count = min(count, alike.shape[1])
     order = alike.argsort(dim=-1, descending=True)
     gone, kept = order[:, :count], order[:, count:]
     carried = torch.cat([x * sizes, sizes], dim=-1)  # sums can be added; the mean comes at the end

@@ -31,7 +31,7 @@ def features(
     rows: list[Tensor] = []
     for result in encoder.each(pictures, lambda pixels: look(encoder.preprocess.normalise(pixels))):
         if isinstance(result, ImageError):
-            raise DataError(f"A probe needs every picture, but one cannot be read. {result}")
+            raise DataError(f"A probe needs every picture, but one cannot be read (doctor lists all). {result}")
         rows.append(result.clone())
         on_progress()
     whole = torch.stack(rows)

@@ -38,6 +38,7 @@ class Probed:
     test: int
     l2: float
     left_out: tuple[int, ...] = ()  # shots that the smallest class does not have
+    part: str = "test"  # that was asked about
 
     def rows(self) -> list[tuple[str, float, float | None]]:
         """A line each: what, accuracy, and the standard deviation over seeds."""
@@ -56,7 +57,7 @@ class Probed:
 
 
 def probe(
-    model: str | Path | Checkpoint,
+    model: str | Path | Checkpoint | Encoder,
     data: str | Path | Parts,
     *,
     layer: int | None = None,
@@ -82,7 +83,7 @@ def probe(
     train, val, test = parts.train, parts.val, parts.test or parts.val
     if train.multi_label:
         raise DataError("A probe needs one class for each picture; these data have several.")
-    encoder = Encoder(model if isinstance(model, Checkpoint) else read_checkpoint(model))
+    encoder = opened(model)
     distinct = {id(part): part for part in (train, val, test)}
     found = {key: features(encoder, part, layer, on_progress) for key, part in distinct.items()}
     x, held, asked = (found[id(part)] for part in (train, val, test))
@@ -97,7 +98,22 @@ def probe(
     near = neighbour_accuracies(x, y, asked, truth, classes, [k for k in NEIGHBOURS if k <= len(x)])
     right = float((best.scores(asked).argmax(dim=1) == truth).double().mean())
     missing = tuple(n for n in shots if n > least)
-    return Probed(few, near, right, best.penalty, classes, len(y), len(truth), l2, missing)
+    part = "test" if test is not val else "validation"
+    return Probed(few, near, right, best.penalty, classes, len(y), len(truth), l2, missing, part)
+
+
+def opened(model: str | Path | Checkpoint | Encoder) -> Encoder:
+    if isinstance(model, str | Path):
+        model = read_checkpoint(model)
+    if isinstance(model, Checkpoint):
+        return Encoder(model)
+    if not isinstance(model, Encoder):
+        kind = type(model).__name__
+        raise ConfigError(
+            f"A probe takes a model reference, a Checkpoint or a Classifier, which know how pictures are "
+            f"prepared, not {kind}."
+        )
+    return model
 
 
 def few_shot(

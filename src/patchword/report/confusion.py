@@ -31,7 +31,13 @@ def confusion(report: Graded) -> str:
     """The picture and the most frequent mistakes; nothing where several labels may be right."""
     if report.confusion is None or not report.confusion.sum():
         return ""
-    return confusion_map(report.confusion, report.labels) + pairs_table(report.confused_pairs(MOST_PAIRS))
+    occurring = np.flatnonzero(report.confusion.any(axis=1) | report.confusion.any(axis=0))
+    part, labels = report.confusion[np.ix_(occurring, occurring)], [report.labels[int(k)] for k in occurring]
+    drawn = confusion_map(part, labels)
+    if len(occurring) < len(report.labels):
+        said = f"{len(occurring):,} of {len(report.labels):,} classes occurred or were said; the others are left out."
+        drawn = drawn.replace("</figure>", f"<p>{said}</p></figure>")
+    return drawn + pairs_table(report.confused_pairs(MOST_PAIRS))
 
 
 def confusion_map(confusion: np.ndarray, labels: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """The studies, each as a grid of changes to a base configuration."""
 
+import difflib
 import math
 from collections.abc import Callable
 
@@ -37,7 +38,9 @@ ONE_RATE = "All models have the learning rate of the base, which suits some bett
 def make_study(name: str, base: Config = SMALL) -> Study:
     """The study of that name, as changes to `base`, which must be a ViT that is trained from nothing."""
     if name not in STUDIES:
-        raise ConfigError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
+        near = difflib.get_close_matches(name, STUDIES, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"There is no study {name!r}.{hint} There are {', '.join(STUDIES)}.")
     if not isinstance(base.model, ViTConfig):
         raise ConfigError("A study starts from a recipe with a ViT, which it changes.")
     if name != "resolution" and (base.init or base.lora or base.freeze):

@@ -23,7 +23,7 @@ AVERAGED = ("accuracy", "steps", "epochs", "seconds", "tflop")
 Rows = Sequence[dict[str, Any]]
 
 
-def write_study(study: Study, rows: Rows, out: Path, machine: dict[str, Any]) -> None:
+def write_study(study: Study, rows: Rows, out: Path, machine: str) -> None:
     """report.html, and the figure as PNG, SVG and arrays."""
     exhibit = study_exhibit(study, rows)
     body = table([(escape(key), escape(value)) for key, value in facts(study, rows, machine)]) + shown([exhibit])
@@ -31,18 +31,20 @@ def write_study(study: Study, rows: Rows, out: Path, machine: dict[str, Any]) ->
     write_page(out, document(study.title, "patchword study", body), [exhibit], [study.name])
 
 
-def facts(study: Study, rows: Rows, machine: dict[str, Any]) -> list[tuple[str, str]]:
+def facts(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
     seeds = len({row["seed"] for row in rows})
     noise = f"{seeds} seeds; bars are one standard deviation" if seeds > 1 else "one seed, so small gaps may be chance"
-    lines = [("question", study.question), ("the paper", study.paper), ("runs", f"{len(rows)}, {noise}")]
+    lines = [("question", study.question), ("runs", f"{len(rows)}, {noise}")]
     measured = [row for row in rows if row["accuracy"] is not None]
     if measured:
         n, part = measured[0]["n"], measured[0]["part"]
         unsure = f"which alone leaves it uncertain by +- {1.96 * np.sqrt(0.25 / n):.1%} at most"
         lines.append(("accuracy", f"of the last weights, on {n:,} {part} pictures, {unsure}"))
+        if min(row["epochs"] for row in measured) < 1:
+            lines.append(("short", "some runs saw less of their data than once: this tells how learning begins"))
     equal = "the number of steps" if study.equal == "steps" else "the time"
     lines.append(("equal for all", "nothing: time is what is varied" if study.by_cost else equal))
-    return [*lines, ("machine", ", ".join(f"{key} {value}" for key, value in machine.items() if value))]
+    return [*lines, ("machine", machine)]
 
 
 def study_exhibit(study: Study, rows: Rows) -> Exhibit:
@@ -58,7 +60,7 @@ def study_exhibit(study: Study, rows: Rows) -> Exhibit:
     arrays |= {"seed": np.array([row["seed"] for row in rows]), "cell": np.array([row["cell"] for row in rows])}
     draw = partial(study_figure, study, good)
     listed = tuple(line(each) for each in means)
-    return Exhibit(study.name, study.title, seen, study.paper, draw, arrays, (head, *listed))
+    return Exhibit(study.name, "What was found", seen, f"The paper: {study.paper}", draw, arrays, (head, *listed))
 
 
 def line(each: dict[str, Any]) -> tuple[str, ...]:
@@ -86,6 +88,8 @@ def averaged(study: Study, rows: Rows) -> list[dict[str, Any]]:
 
 
 def study_figure(study: Study, means: list[dict[str, Any]]) -> "Figure":
+    from matplotlib.ticker import MaxNLocator
+
     from ..figures.theme import new_figure, plotted
 
     figure = new_figure(7.6, 4.6)
@@ -97,7 +101,8 @@ def study_figure(study: Study, means: list[dict[str, Any]]) -> "Figure":
         draw_lines(axes, study, series)
     else:
         draw_bars(axes, series)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     if len(series) > 1:
         axes.legend(frameon=False)
     return figure
@@ -112,6 +117,10 @@ def draw_lines(axes: "Axes", study: Study, series: dict[str, list[dict[str, Any]
         axes.errorbar(places, heights, yerr=errors, color=colour, marker="o", linewidth=1.8, capsize=3, label=name)
     if study.logarithmic:
         axes.set_xscale("log")
+    if not study.by_cost:
+        axes.set_xticks(sorted({float(each["x"]) for mine in series.values() for each in mine}))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
 
 
 def draw_bars(axes: "Axes", series: dict[str, list[dict[str, Any]]]) -> None:

@@ -26,7 +26,8 @@ from .study import Cell, Study
 PLAN, ROWS, RUNS = "plan.json", "results.json", "runs"
 WARM, TIMED = 2, 6  # steps of a trial
 START = 8.0  # seconds that a run takes before its first step and after its last
-LEAST = 5.0  # seconds a run must have
+LEAST = 5.0  # seconds a run must have ...
+LEAST_STEPS = 30  # ... and steps
 
 
 def run_study(
@@ -39,10 +40,8 @@ def run_study(
     """
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, not {seeds}.")
-    share = budget / (seeds * sum(cell.part for cell in study.cells))
-    if share * min(cell.part for cell in study.cells) < LEAST:
-        raise ConfigError(f"Each of {len(study.cells) * seeds} runs needs {LEAST:g} seconds: raise the budget.")
-    plan = make_plan(study, out, budget, share, seeds, say)
+    check_folder(out)
+    plan = make_plan(study, out, budget, seeds, say)
     rows = list(read_json(out / ROWS)["rows"]) if (out / ROWS).exists() else []
     for seed in range(seeds):
         for cell in study.cells:
@@ -58,9 +57,13 @@ def told(row: dict[str, Any]) -> str:
     return "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
 
 
-def make_plan(
-    study: Study, out: Path, budget: float, share: float, seeds: int, say: Callable[[str], object]
-) -> dict[str, Any]:
+def check_folder(out: Path) -> None:
+    """What is not a study is left alone."""
+    if out.exists() and not (out / PLAN).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} holds other things than a study. Choose another --out.")
+
+
+def make_plan(study: Study, out: Path, budget: float, seeds: int, say: Callable[[str], object]) -> dict[str, Any]:
     """How long every run is; kept in the folder with all settings, so that a study that goes on is the same study."""
     path = out / PLAN
     cells = {cell.name: digest(cell) for cell in study.cells}
@@ -68,16 +71,35 @@ def make_plan(
     if path.exists():
         plan = read_json(path)
         if other := [key for key, value in asked.items() if plan.get(key) != value]:
-            same = f"{out} holds a study with another {', '.join(other)}."
+            plain = [f"{key} {plan.get(key)}, not {asked[key]}" if key != "cells" else "models" for key in other]
+            same = f"{out} holds another study ({'; '.join(plain)})."
             raise ConfigError(f"{same} Go on with the settings it began with, or choose another --out.")
         return plan
-    plan = {**asked, "share": share, "steps": None}
+    runs, started = seeds * sum(cell.part for cell in study.cells), time.monotonic()
+    least = runs * LEAST / min(cell.part for cell in study.cells)
+    if budget < least:
+        raise ConfigError(f"{len(study.cells) * seeds} runs need at least {least:.0f} seconds: raise the budget.")
+    plan = {**asked, "steps": None}
     if study.equal == "steps":
+        say(f"trying {len(models_of(study))} models, to see how many steps the budget allows")
         slowest, evaluation = trials(study)
-        plan["steps"] = max(1, int((share - START - evaluation) / slowest))
+        left = (budget - (time.monotonic() - started)) / runs - START - evaluation
+        plan["steps"] = int(left / slowest)
+        if plan["steps"] < LEAST_STEPS:
+            needed = runs * (LEAST_STEPS * slowest + START + evaluation) + time.monotonic() - started
+            raise ConfigError(
+                f"The budget allows {max(0, plan['steps'])} steps for each of {len(study.cells) * seeds} runs, which "
+                f"shows nothing; {LEAST_STEPS} take about {-(-needed // 60):.0f} minutes here."
+            )
         say(f"each run makes {plan['steps']} steps; the slowest model takes {slowest:.3f} s for one")
+    plan["share"] = (budget - (time.monotonic() - started)) / runs
     keep(path, plan)
     return plan
+
+
+def models_of(study: Study) -> dict[str, Config]:
+    """Each architecture once, with a configuration that has it."""
+    return {json.dumps(cell.config.model.to_json()): cell.config for cell in study.cells}
 
 
 def digest(cell: Cell) -> str:
@@ -86,8 +108,7 @@ def digest(cell: Cell) -> str:
 
 def trials(study: Study) -> tuple[float, float]:
     """Seconds of a step of the slowest model, and about what its evaluation takes. Each model is tried once."""
-    models = {json.dumps(cell.config.model.to_json()): cell.config for cell in study.cells}
-    world = World()
+    models, world = models_of(study), World()
     parts = open_data(next(iter(models.values())).data.replace(train_fraction=1.0), seed=0)
     slowest = 0.0
     for config in models.values():

@@ -34,6 +34,13 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def machine_line() -> str:
+    """The machine in a line, for a page."""
+    facts = machine_facts()
+    said = [facts["processor"], f"{facts['cores']} cores", *facts["flags"], *facts["accelerators"]]
+    return ", ".join([*said, f"{facts['threads']} threads", f"torch {facts['torch']}", f"Python {facts['python']}"])
+
+
 def machine_findings() -> list[Finding]:
     facts = machine_facts()
     memory = f"{facts['memory_gib']:.1f} GiB of memory" if facts["memory_gib"] else "an unknown amount of memory"
