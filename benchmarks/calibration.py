@@ -3,7 +3,8 @@
     python benchmarks/calibration.py MODEL FOLDER
 
 The pictures are dealt into two halves; each half's logits are divided by the temperature that fits the other half best.
-Prints ECE, adaptive ECE, NLL and Brier with their 95 % intervals, before and after; writes results/calibration.json.
+Prints ECE, adaptive ECE, NLL and Brier with their 95 % intervals, before and after, and what ECE a perfectly calibrated
+model of the same confidences would show on as many pictures; writes results/calibration.json.
 """
 
 import argparse
@@ -17,8 +18,17 @@ from patchword.classifier import Classifier
 from patchword.data.folders import match_classes
 from patchword.evaluation import Tally, labelled_pictures
 from patchword.evaluation.calibration import fit_temperature
+from patchword.evaluation.metrics import expected_calibration_error
 
 SHOWN = ("top1", "nll", "brier", "ece", "ece_adaptive")
+
+
+def unavoidable(logits: np.ndarray, draws: int = 500) -> dict[str, float]:
+    """ECE where each picture is right with just the probability that the model gave it: chance alone makes gaps."""
+    sure = torch.from_numpy(logits).softmax(dim=1).amax(dim=1).numpy()
+    draw = np.random.default_rng(0)
+    values = [expected_calibration_error(sure, draw.random(len(sure)) < sure) for _ in range(draws)]
+    return {"mean": float(np.mean(values)), "95 %": float(np.quantile(values, 0.95))}
 
 
 def main() -> None:
@@ -45,6 +55,8 @@ def main() -> None:
         found[name] = {key: {"value": figures[key], "interval": intervals[key]} for key in SHOWN}
         said = [f"{key} {figures[key]:.4f} ({intervals[key][0]:.4f} to {intervals[key][1]:.4f})" for key in SHOWN]
         print(name, *said, sep="\n  ")
+    found["ece_if_perfect"] = unavoidable(logits)
+    print(f"ece of a perfectly calibrated model: {found['ece_if_perfect']}")
     command = f"benchmarks/calibration.py {shown(args.model)} {shown(args.folder)}"
     print(write_result("calibration", {"command": command, "pictures": len(targets), **found}))
 

@@ -1,6 +1,6 @@
 """A ViT of 4 blocks, 64 wide, on CIFAR-10: so small that 16 runs get somewhere on two cores in half an hour.
 
-    patchword study data-size --recipe benchmarks/recipes/narrow_vit.py --budget 30m
+patchword study data-size --recipe benchmarks/recipes/narrow_vit.py --budget 30m
 """
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ScheduleConfig, ViTConfig
