@@ -5,6 +5,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,10 +28,10 @@ from patchword.evaluation import Labelled, labelled_pictures
 from patchword.evaluation.merging import accuracy, choose_merging
 from patchword.evaluation.proof import decoded, prove
 from patchword.preprocess import HALF, Preprocess
-from test_cli import run
 from test_inspection import VITS, lively
 
 TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=5)
+Run = Callable[..., subprocess.CompletedProcess[str]]
 LABELS = ("cat", "dog", "eft", "fox", "gnu")
 
 
@@ -70,8 +71,7 @@ def test_a_packed_model_is_the_classifier(name: str) -> None:
         torch.testing.assert_close(Packed(checkpoint)(pixels), wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("ending", [".onnx", ".pt2", ".xml"])
+@pytest.mark.parametrize(("ending", "whole"), [(".onnx", False), (".pt2", True), (".xml", True)])
 def test_every_format_comes_back(ending: str, whole: bool, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(TINY)
     engine = make_file(checkpoint, tmp_path / f"model{ending}", Wanted(whole=whole))
@@ -111,6 +111,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """A command in this process: libraries for export take seconds to import."""
+
+    def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+        with pytest.raises(SystemExit) as left:
+            main([str(each) for each in arguments])
+        out, error = capsys.readouterr()
+        return subprocess.CompletedProcess([], int(left.value.code or 0), out, error)
+
+    return command
+
+
 RUN_ALONE = """
 import json, sys
 import numpy, onnxruntime
@@ -124,7 +137,7 @@ print(json.dumps({"label": about["labels"][int(said.argmax())], "probability": f
 """
 
 
-def test_another_program_runs_it_without_us(model: Path) -> None:
+def test_another_program_runs_it_without_us(model: Path, run: Run) -> None:
     out = model / "whole.onnx"
     done = run("export", model / "model", out, "--whole", "--verify", model / "data")
     assert done.returncode == 0, done.stderr
@@ -136,7 +149,7 @@ def test_another_program_runs_it_without_us(model: Path) -> None:
     assert proof["accuracy"]["before"] == 1.0 and proof["accuracy"]["after"] >= 0.97 and proof["bytes"] > 10_000
 
 
-def test_int8_is_measured_before_it_is_written(model: Path) -> None:
+def test_int8_is_measured_before_it_is_written(model: Path, run: Run) -> None:
     asked = ("--int8", "--verify", model / "data", "--max-drop", 40)
     done = run("export", model / "model", model / "small.onnx", *asked)
     assert done.returncode == 0, done.stderr
@@ -155,13 +168,13 @@ def test_what_loses_too_much_is_not_written(model: Path, monkeypatch: pytest.Mon
     assert left.value.code == 2 and not list(model.glob(".lossy*")) and not list(model.glob("lossy*"))
 
 
-def test_openvino_has_two_files_that_belong_together(model: Path) -> None:
+def test_openvino_has_two_files_that_belong_together(model: Path, run: Run) -> None:
     (model / "ov.bin").write_text("mine")
     done = run("export", model / "model", model / "ov.xml")
     assert done.returncode == 2 and "ov.bin exists already" in done.stderr and (model / "ov.bin").read_text() == "mine"
-    for _ in range(2):
-        done = run("export", model / "model", model / "ov.xml", "--overwrite")
-        assert done.returncode == 0, done.stderr
+    (model / "ov.xml").write_text("an older one")
+    done = run("export", model / "model", model / "ov.xml", "--overwrite")
+    assert done.returncode == 0, done.stderr
     proof = json.loads((model / "ov.xml.proof.json").read_text())
     assert proof["sha256"] == hashlib.sha256((model / "ov.xml").read_bytes()).hexdigest()
     assert proof["bytes"] > (model / "ov.bin").stat().st_size > 10_000
@@ -178,10 +191,9 @@ def test_several_labels_go_out_too(model: Path) -> None:
         )
         for k, picture in enumerate(sample_photographs(12))
     ]
-    for whole in (False, True):
-        engine = make_file(checkpoint, model / f"several{whole}.onnx", Wanted(whole=whole))
-        proof = prove(classifier, engine, Wanted(whole=whole), pictures)
-        assert proof.agreement.same > 0.9 and proof.accuracy is not None and proof.accuracy["after"] > 0.98
+    engine = make_file(checkpoint, model / "several.onnx", Wanted(whole=True))
+    proof = prove(classifier, engine, Wanted(whole=True), pictures)
+    assert proof.agreement.same > 0.9 and proof.accuracy is not None and proof.accuracy["after"] > 0.98
 
 
 def classifier_says(classifier: Classifier, picture: Image.Image) -> list[bool]:
@@ -230,7 +242,7 @@ def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
 @pytest.mark.parametrize(
     "case", ["ending", "int8 unverified", "int8 pt2", "merge twice", "calibrate", "exists", "whole int8 xml"]
 )
-def test_wrong_requests(case: str, model: Path) -> None:
+def test_wrong_requests(case: str, model: Path, run: Run) -> None:
     arguments, message = wrong(model)[case]
     (model / "taken.onnx").touch()
     done = run("export", *arguments)
