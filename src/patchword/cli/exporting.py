@@ -56,12 +56,9 @@ def export(
     """
     if verify is None and (int8 or merge or merge_drop is not None):
         raise ConfigError("--int8 and --merge change answers: give --verify DATA, so that the loss is known.")
-    if merge < 0 or not 0 <= max_drop <= 100 or not 0 <= (merge_drop or 0.0) <= 100:
-        raise ConfigError("--merge must be 0 or more, --max-drop and --merge-drop a number of points from 0 to 100.")
     if calibrate is not None and not int8:
         raise ConfigError("--calibrate goes with --int8: nothing else needs to be calibrated.")
-    if merge and merge_drop is not None:
-        raise ConfigError("Give --merge or --merge-drop, not both.")
+    check_numbers(merge, merge_drop, max_drop)
     from ..checkpoints.files import atomic_output
     from ..classifier import Classifier
     from ..engines.export import Wanted, check_format, make_file
@@ -91,6 +88,13 @@ def export(
         put_weights(made, weights)
     print_proof(out, said["bytes"], proof)
     return 0
+
+
+def check_numbers(merge: int, merge_drop: float | None, max_drop: float) -> None:
+    if merge < 0 or not 0 <= max_drop <= 100 or not 0 <= (merge_drop or 0.0) <= 100:
+        raise ConfigError("--merge must be 0 or more, --max-drop and --merge-drop a number of points from 0 to 100.")
+    if merge and merge_drop is not None:
+        raise ConfigError("Give --merge or --merge-drop, not both.")
 
 
 def stated(made: Path) -> dict[str, Any]:

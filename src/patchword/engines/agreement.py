@@ -9,11 +9,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..preprocess import Preprocess
-from .engine import Engine
+from .engine import CALIBRATION, Engine
 
 CLOSE = 1e-3  # largest difference of a logit in fp32, in parts of the largest logit
 FAITHFUL = 0.03  # mean divergence in nats that an int8 engine may have to be chosen without being asked for
-PICTURES = 48
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def answers(engine: Engine, pixels: Tensor, batch: int = 8) -> Tensor:
     return torch.cat([engine(part) for part in pixels.split(batch)])
 
 
-def sample_photographs(count: int = PICTURES) -> list[Image.Image]:
+def sample_photographs(count: int = CALIBRATION) -> list[Image.Image]:
     """Real pictures that every machine has: parts of the two photographs that come with scikit-learn."""
     from sklearn.datasets import load_sample_images
 
@@ -71,7 +70,7 @@ def sample_photographs(count: int = PICTURES) -> list[Image.Image]:
     return made
 
 
-def sample_pictures(preprocess: Preprocess, count: int = PICTURES) -> Tensor:
+def sample_pictures(preprocess: Preprocess, count: int = CALIBRATION) -> Tensor:
     """The same as a model sees them: uint8 (N, H, W, C)."""
     made = [preprocess.pixels(each.convert(preprocess.mode)) for each in sample_photographs(count)]
     return torch.from_numpy(np.stack(made)) if made else torch.zeros(0, *preprocess.size, preprocess.channels).byte()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,9 @@ from torch import Tensor
 from ..checkpoints import Checkpoint
 from .agreement import Agreement, agreement, answers
 from .engine import Engine, first_line, open_engine
-from .memory import resident
+from .turns import in_turns
 
 BATCHES = (1, 8, 32)
-LEAST = 5  # rounds
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,10 @@ def try_opening(
     return {"agreement": found, "mebibytes": grown, "seconds": took}, engine
 
 
-def in_turns(engines: dict[str, Engine], pixels: Tensor, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each call; every round calls every engine once, the next in reverse."""
-    for engine in engines.values():
-        engine(pixels)
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    end, rounds = time.perf_counter() + seconds * len(engines), 0
-    while time.perf_counter() < end or rounds < LEAST:
-        for name in list(engines) if rounds % 2 == 0 else reversed(engines):
-            start = time.perf_counter()
-            engines[name](pixels)
-            times[name].append(time.perf_counter() - start)
-        rounds += 1
-    return times
+def resident() -> int:
+    """Bytes that this process holds; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+    except (OSError, StopIteration, ValueError):
+        return 0

@@ -1,7 +1,6 @@
 """`engine="auto"`: the fastest engine for a model on this machine whose answers stay close to the model's."""
 
 import hashlib
-import time
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from .agreement import Agreement, agreement, answers, sample_pictures
 from .engine import ENGINES, Engine, first_line, open_engine
 from .kept import keep, recall
 from .trial import key, known, try_engines
+from .turns import in_turns
 
 WORTH = 1.05  # times torch's speed: less is not worth the time that opening takes
 SHORT_LIST = 2  # engines that are tried with the model itself, and the fastest in fp32
@@ -104,13 +104,6 @@ def measured(checkpoint: Checkpoint, pictures: Tensor) -> list[str]:
     for name in dict.fromkeys(each.name for each in [*best[:SHORT_LIST], *exact[:1]]):
         if (engine := tried(name, checkpoint, pictures)) is not None:
             engines[name] = engine
-    batch = pictures[:8]
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    end = time.perf_counter() + SECONDS * len(engines)
-    while time.perf_counter() < end or len(times["torch"]) < 3:
-        for name, engine in engines.items():
-            start = time.perf_counter()
-            engine(batch)
-            times[name].append(time.perf_counter() - start)
+    times = in_turns(engines, pictures[:8], SECONDS)
     names = sorted(engines, key=lambda name: min(times[name]))
     return [n for n in names if n == "torch" or min(times["torch"]) / min(times[n]) >= WORTH]

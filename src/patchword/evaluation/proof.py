@@ -1,7 +1,6 @@
 """Proof that an exported file says what the model says, on real pictures; without it a file does not get its name."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,12 +17,13 @@ from ..data.images import Mode, load_image, to_mode
 from ..engines.agreement import Agreement, agreement, sample_photographs
 from ..engines.engine import Engine
 from ..engines.export import Wanted
+from ..engines.turns import in_turns
 from ..errors import ExportError, ImageError
 from .measure import Labelled, evaluate
 
 COMPARED = 64  # pictures whose probabilities are compared
 RESIZED = 0.01  # mean divergence that resizing in the graph may cause: it rounds a little differently
-ROUNDS = 5
+SECONDS = 0.5  # for which each is timed
 ROUNDING = 1e-9  # so that 19 of 20 are 5 points less than all
 BATCH = 8
 
@@ -120,14 +120,8 @@ def speeds(classifier: Classifier, file: "Exported") -> tuple[float, float]:
     """Pictures a second of both, in turns, on pictures of the size that the model takes."""
     shape = (BATCH, *classifier.preprocess.size, classifier.preprocess.channels)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS + 1):
-        for run, kept in zip((classifier.engine, file.engine), times, strict=True):
-            start = time.perf_counter()
-            run(pixels)
-            kept.append(time.perf_counter() - start)
-    before, after = (BATCH / statistics.median(kept[1:]) for kept in times)
-    return before, after
+    times = in_turns({"before": classifier.engine, "after": file.engine}, pixels, SECONDS)
+    return BATCH / statistics.median(times["before"]), BATCH / statistics.median(times["after"])
 
 
 class Exported(Classifier):
