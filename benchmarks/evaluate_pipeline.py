@@ -1,16 +1,20 @@
 """Does decoding hide behind the model? `evaluate` on JPEG files against the model alone on tensors, in one run.
 
-    .venv/bin/python benchmarks/evaluate_pipeline.py MODEL FOLDER      # alone on the machine, about four minutes
+    .venv/bin/python benchmarks/evaluate_pipeline.py MODEL FOLDER      # alone on the machine, about ten minutes
 
-Each round times the whole road (files to logits) on a part of the pictures, then the model alone on tensors, in the two
-ways it can use the cores: one batch on all of them, or a batch on each. The faster way counts as the model's own speed.
-Then all pictures are evaluated once for the accuracy.
+Once in fp32 and once with `engine="auto"`. Each round times the whole road (files to logits) on a part of the pictures,
+then the model alone on pixels, in the two ways it can use the cores: one batch on all of them, or a batch on each. The
+faster way counts as the model's own speed. Decoding alone is timed, too. Then all pictures are evaluated once with each
+engine for the accuracy.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import write_result
@@ -27,23 +31,25 @@ def files_to_logits(classifier: Classifier, files: list[Path]) -> float:
     return done / (time.perf_counter() - start)
 
 
-def one_batch_on_all_cores(classifier: Classifier, images: torch.Tensor, count: int) -> float:
+def one_batch_on_all_cores(classifier: Classifier, pixels: torch.Tensor, count: int) -> float:
     start = time.perf_counter()
-    with torch.inference_mode():
-        for _ in range(count // len(images)):
-            classifier.model(images)
+    for _ in range(count // len(pixels)):
+        classifier.logits(pixels)
     return count / (time.perf_counter() - start)
 
 
-def a_batch_on_each_core(classifier: Classifier, images: torch.Tensor, count: int) -> float:
-    def run(_: int) -> None:
-        with torch.inference_mode():
-            classifier.model(images)
-
+def a_batch_on_each_core(classifier: Classifier, pixels: torch.Tensor, count: int) -> float:
     start = time.perf_counter()
-    for _ in ahead(run, range(count // len(images)), torch.get_num_threads()):
+    for _ in ahead(lambda _: classifier.logits(pixels), range(count // len(pixels)), torch.get_num_threads()):
         pass
     return count / (time.perf_counter() - start)
+
+
+def decoding_alone(classifier: Classifier, files: list[Path]) -> float:
+    start = time.perf_counter()
+    for _ in ahead(classifier.pixels, files, torch.get_num_threads()):
+        pass
+    return len(files) / (time.perf_counter() - start)
 
 
 def main() -> None:
@@ -53,15 +59,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--pictures", type=int, default=192, help="in each part of a round")
     args = parser.parse_args()
-    classifier = Classifier.load(args.model)
+    classifiers = {engine: Classifier.load(args.model, engine) for engine in ("torch", "auto")}
+    print("auto:", classifiers["auto"].chosen)
     files = list_images(args.folder)
-    pixels = torch.stack([classifier.pixels(file) for file in files[:BATCH_SIZE]])
-    images = classifier.preprocess.normalise(pixels)
-    jobs = {
-        "files to logits": lambda part: files_to_logits(classifier, part),
-        "model, one batch on all cores": lambda part: one_batch_on_all_cores(classifier, images, len(part)),
-        "model, a batch on each core": lambda part: a_batch_on_each_core(classifier, images, len(part)),
-    }
+    pixels = torch.stack([classifiers["torch"].pixels(file) for file in files[:BATCH_SIZE]])
+    jobs = {"decoding alone": partial(decoding_alone, classifiers["torch"])}
+    for name, each in classifiers.items():
+        jobs[f"{name}: files to logits"] = partial(files_to_logits, each)
+        jobs[f"{name}: model, one batch on all cores"] = partial(on_pixels, one_batch_on_all_cores, each, pixels)
+        jobs[f"{name}: model, a batch on each core"] = partial(on_pixels, a_batch_on_each_core, each, pixels)
     speeds: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(args.rounds + 1):  # the first warms up
         part = [files[(turn * args.pictures + i) % len(files)] for i in range(args.pictures)]
@@ -70,16 +76,32 @@ def main() -> None:
             if turn:
                 speeds[name].append(speed)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    own = max(medians, key=lambda name: medians[name] if name.startswith("model") else 0)
-    ratio = statistics.median(a / b for a, b in zip(speeds["files to logits"], speeds[own], strict=True))
     for name, speed in medians.items():
-        print(f"{name:32} {speed:7.1f} images/s")
-    print(f"files against the faster model: {ratio:.3f}")
-    found = evaluate(classifier, args.folder).to_json()
-    figures = {k: found[k] for k in ("top1", "top5", "nll", "ece", "n", "skipped", "images_per_second")}
-    print({k: round(v, 4) for k, v in figures.items()})
-    content = {"model": Path(args.model).parent.name, "rounds": args.rounds, "images_per_second": medians}
-    print("wrote", write_result("evaluate_pipeline", {**content, "ratio": ratio, "evaluation": figures}))
+        print(f"{name:38} {speed:7.1f} images/s")
+    content: dict[str, Any] = {
+        "model": Path(args.model).parent.name,
+        "rounds": args.rounds,
+        "auto": classifiers["auto"].chosen,
+    }
+    content |= {"images_per_second": medians, "ratio": {}, "evaluation": {}}
+    for name, each in classifiers.items():
+        own = max((n for n in jobs if n.startswith(f"{name}: model")), key=medians.__getitem__)
+        content["ratio"][f"{name}: files to the model's own"] = ratio(speeds, f"{name}: files to logits", own)
+        found = evaluate(each, args.folder).to_json()
+        kept = ("top1", "top5", "nll", "ece", "n", "skipped", "images_per_second")
+        content["evaluation"][name] = {key: found[key] for key in kept}
+    content["ratio"]["auto to torch, files"] = ratio(speeds, "auto: files to logits", "torch: files to logits")
+    print(content["ratio"], content["evaluation"])
+    print("wrote", write_result("evaluate_pipeline", content))
+
+
+def on_pixels(work: Callable[..., float], classifier: Classifier, pixels: torch.Tensor, files: list[Path]) -> float:
+    return work(classifier, pixels, len(files))
+
+
+def ratio(speeds: dict[str, list[float]], first: str, second: str) -> float:
+    """Median over rounds."""
+    return statistics.median(a / b for a, b in zip(speeds[first], speeds[second], strict=True))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What int8 and fewer tokens cost in accuracy, and what they give in speed, with a real model on real pictures.
 
-    python benchmarks/int8.py MODEL FOLDER CALIBRATION [--merge 0 8 12]
+    python benchmarks/int8.py MODEL FOLDER CALIBRATION [--merge 0.15 0.18 0.22]
 
 FOLDER has labelled pictures, as for `patchword evaluate`; int8 is calibrated on pictures of another folder. Beside our
 engines stands ONNX Runtime's own quantize_dynamic of the same model. Accuracy is of all pictures; speed of batches of
@@ -18,15 +18,19 @@ import torch
 from harness import interleaved, shown, write_result
 
 from patchword.classifier import Classifier
+from patchword.config import ViTConfig
 from patchword.data.folders import match_classes
+from patchword.data.images import list_images
 from patchword.engines import open_engine
 from patchword.engines.agreement import agreement, answers
 from patchword.engines.engine import Engine
 from patchword.engines.onnx import OnnxSession, make_onnx, quiet
 from patchword.engines.packed import Packed
 from patchword.evaluation import labelled_pictures
+from patchword.models.lean import merging
 
 CALIBRATION, BATCH = 48, 16
+OURS = ("onnx", "onnx-int8", "onnx-static", "openvino", "openvino-int8")
 
 
 def theirs(packed: Packed) -> Engine:
@@ -43,7 +47,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("folder")
     parser.add_argument("calibration")
-    parser.add_argument("--merge", type=int, nargs="*", default=[4, 8, 12])
+    parser.add_argument("--merge", type=float, nargs="*", default=[0.12, 0.15, 0.18])
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
     checkpoint = classifier.checkpoint
@@ -51,17 +55,18 @@ def main() -> None:
     named = match_classes(sorted({str(p.label) for p in pictures}), checkpoint.labels, checkpoint.config.num_classes)
     targets = torch.tensor([named[str(p.label)] for p in pictures])
     pixels = torch.stack([classifier.pixels(p.picture) for p in pictures])
-    files = sorted(p for p in Path(args.calibration).rglob("*.jpg"))
+    files = list_images(Path(args.calibration))
     random.Random(0).shuffle(files)
     calibration = torch.stack([classifier.pixels(file) for file in files[:CALIBRATION]])
-    depth = checkpoint.config.depth  # type: ignore[union-attr]
+    config = checkpoint.config
+    assert isinstance(config, ViTConfig)
     engines: dict[str, Engine] = {
         "torch": open_engine("torch", checkpoint),
         "quantize_dynamic": theirs(Packed(checkpoint)),
-        **{name: open_engine(name, checkpoint, calibration) for name in ("onnx", "onnx-int8", "onnx-static")},
+        **{name: open_engine(name, checkpoint, calibration) for name in OURS},
         **{
-            f"onnx-int8, {m} merged": open_engine("onnx-int8", checkpoint, calibration, (m,) * depth)
-            for m in args.merge
+            f"onnx-int8, {part:g} merged": open_engine("onnx-int8", checkpoint, calibration, merging(config, part))
+            for part in args.merge
         },
     }
     reference = answers(engines["torch"], pixels, BATCH)

@@ -1,9 +1,12 @@
 """Engines: each says what torch says, a trial that dies is an answer, and the choice is measured."""
 
+import dataclasses
 import json
+import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +14,10 @@ import torch
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
 from patchword.data.ahead import use_threads
-from patchword.engines import ENGINES, Engine, choose, open_engine, trial
+from patchword.engines import ENGINES, Engine, choose, files, open_engine, trial
 from patchword.engines.agreement import agreement, answers, sample_pictures
 from patchword.engines.bench import bench
+from patchword.engines.engine import Kind
 from patchword.engines.int8 import Int8Linear
 from patchword.engines.quantise import RowScaled, largest_inputs, rounding_errors, scale_rows, smoothed
 from patchword.errors import ConfigError
@@ -120,7 +124,7 @@ def test_a_file_of_the_users_is_not_the_library(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "onnx", trial.ENGINES["onnx"].__class__("onnx", "", open_engine, ("no_such_thing",)))  # type: ignore[arg-type]
+    monkeypatch.setitem(ENGINES, "onnx", dataclasses.replace(ENGINES["onnx"], needs=("no_such_thing",)))
     assert "pip install 'patchword[export]'" in trial.try_engine("onnx").why
     with pytest.raises(ConfigError, match="no_such_thing"):
         open_engine("onnx", checkpoint_of(TINY))
@@ -136,7 +140,8 @@ def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(choose, "try_engines", lambda: working("torch", "onnx"))
     monkeypatch.setattr(choose, "measured", lambda *_: ["onnx", "torch"])
     assert choose.choose(checkpoint).name == "onnx"
-    broken = ENGINES["onnx"].__class__("onnx", "", lambda *_: lambda pixels: torch.randn(len(pixels), 5))
+    checkpoint.tensors["head.bias"][0] += 1  # another model: the verdict on the first does not count
+    broken = Kind("onnx", "", lambda *_: lambda pixels: torch.randn(len(pixels), 5))
     monkeypatch.setitem(ENGINES, "onnx", broken)
     assert choose.choose(checkpoint).name == "torch", "an engine that says something else is never taken"
 
@@ -153,18 +158,65 @@ def test_the_ranking_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoint_of(TINY)
     assert checkpoint.preprocess is not None
     monkeypatch.setattr(choose, "try_engines", lambda: working("torch", "onnx", "torch-int8", "openvino-int8"))
-    slow = ENGINES["onnx"].__class__("torch-int8", "", slow_engine, exact=False)
+    slow = Kind("torch-int8", "", slow_engine, exact=False)
     monkeypatch.setitem(ENGINES, "torch-int8", slow)
-    fast = ENGINES["onnx"].__class__("onnx", "", lambda *_: lambda pixels: torch.zeros(len(pixels), 5))
+    fast = Kind("onnx", "", lambda *_: lambda pixels: torch.zeros(len(pixels), 5))
     monkeypatch.setitem(ENGINES, "onnx", fast)
     monkeypatch.setattr(choose, "SECONDS", 0.2)
-    pictures = sample_pictures(checkpoint.preprocess, 8)
-    names = choose.ranking(checkpoint, pictures)
+    names = choose.ranking(checkpoint)
     assert names[0] == "onnx" and names[-1] == "torch" and "torch-int8" not in names, (
         "in fp32, too; none that is slower"
     )
     monkeypatch.setattr(choose, "measured", lambda *_: pytest.fail("measured again"))
-    assert choose.ranking(checkpoint, pictures) == names
+    assert choose.ranking(checkpoint) == names
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """Engines of that name note here each time that their file is made."""
+    kind, made = ENGINES[name], []
+
+    def make(*arguments: Any) -> bytes:
+        made.append(1)
+        assert kind.make is not None
+        return kind.make(*arguments)
+
+    monkeypatch.setitem(ENGINES, name, dataclasses.replace(kind, make=make))
+    return made
+
+
+@pytest.mark.parametrize("name", ["onnx", "onnx-int8", "openvino-int8"])
+def test_an_engine_s_file_is_made_once(name: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, made = checkpoint_of(TINY), counting(monkeypatch, name)
+    assert checkpoint.preprocess is not None
+    pictures = sample_pictures(checkpoint.preprocess, 6)
+    said = [open_engine(name, checkpoint)(pictures) for _ in range(2)]
+    assert len(made) == 1 and torch.equal(*said)
+    (file,) = (own_cache / "engines/files").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    assert torch.equal(open_engine(name, checkpoint)(pictures), said[0]) and len(made) == 2, "damaged: made anew"
+    checkpoint.tensors["head.bias"] += 1
+    torch.testing.assert_close(
+        open_engine(name, checkpoint)(pictures), said[0] + 1 / checkpoint.temperature, atol=1e-3, rtol=0
+    )
+    assert len(made) == 3
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_cache.write_text("not a folder")
+    made = counting(monkeypatch, "onnx")
+    for _ in range(2):
+        open_engine("onnx", checkpoint_of(TINY))
+    assert len(made) == 2
+
+
+def test_files_that_were_not_used_for_longest_go_first(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_KEPT", 3000)
+    for number, name in enumerate("abc"):
+        files.keep_file(name, bytes(900))
+        os.utime(files.folder() / name, (number, number))
+    assert files.read_file("a") == bytes(900)  # used again
+    files.keep_file("d", bytes(900))
+    assert sorted(path.name for path in files.folder().iterdir()) == ["a", "c", "d"]
 
 
 def test_threads_that_keep_to_one_core_share_a_session() -> None:

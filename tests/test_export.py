@@ -27,6 +27,7 @@ from patchword.errors import ConfigError, ExportError
 from patchword.evaluation import Labelled, labelled_pictures
 from patchword.evaluation.merging import accuracy, choose_merging
 from patchword.evaluation.proof import decoded, prove
+from patchword.models.lean import merging
 from patchword.preprocess import HALF, Preprocess
 from test_inspection import VITS, lively
 
@@ -211,14 +212,14 @@ def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
     classifier = Classifier.load(model / "model")
     pictures = labelled_pictures(model / "data")
     everything, nothing = choose_merging(classifier, pictures, 1.0), choose_merging(classifier, pictures, -0.01)
-    assert everything == (8, 8) and nothing == (), "sixteen patches in two blocks"
+    assert everything == 0.5 and nothing == 0
     some = choose_merging(classifier, pictures, 0.04)
 
-    def kept(merged: tuple[int, ...]) -> float:
-        engine = open_engine("torch", classifier.checkpoint, merged=merged)
+    def kept(part: float) -> float:
+        engine = open_engine("torch", classifier.checkpoint, merged=merging(classifier.checkpoint.config, part))
         return accuracy(Classifier(classifier.checkpoint, engine), pictures, lambda: None)
 
-    assert kept(some) >= 0.96 > kept((some[0] + 1,) * 2)
+    assert kept(some) >= 0.96 and (some == 0.5 or kept(some + 0.01) < 0.96), some
 
 
 def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
@@ -227,7 +228,7 @@ def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
         "int8 unverified": ([model / "model", model / "x.onnx", "--int8"], "--verify DATA"),
         "int8 pt2": ([model / "model", model / "x.pt2", "--int8", "--verify", model / "data"], "written in fp32"),
         "merge twice": (
-            [model / "model", model / "x.onnx", "--merge", 1, "--merge-drop", 1, "--verify", model],
+            [model / "model", model / "x.onnx", "--merge", 0.1, "--merge-drop", 1, "--verify", model],
             "not both",
         ),
         "calibrate": ([model / "model", model / "x.onnx", "--calibrate", model], "goes with --int8"),

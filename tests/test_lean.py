@@ -5,7 +5,7 @@ import torch
 
 from patchword.config import ResNetConfig
 from patchword.errors import ConfigError
-from patchword.models.lean import LeanViT, lean, merge, read_tokens
+from patchword.models.lean import LeanViT, lean, merge, merging, read_tokens
 from test_inspection import VITS, lively
 
 FITTING = {
@@ -59,6 +59,24 @@ def test_the_most_alike_are_merged_and_weighed() -> None:
     torch.testing.assert_close((found * weights).sum(), (x * sizes).sum())
     assert found[0, 0, 0] == 5.0, "a prefix token stays what it is"
     assert weights.max() == 4.0 and found[0, weights[0, :, 0].argmax(), 0] == pytest.approx((1.0 + 3 * 4.0) / 4)
+
+
+def test_what_the_class_token_looks_at_stays() -> None:
+    """Both pairs are equally far apart; the one that nobody looks at goes."""
+    keys = torch.tensor([[[9.0, 9.0], [1.0, 0.2], [1.0, 0.0], [-1.0, 0.2], [-1.0, 0.0]]])
+    x, sizes = torch.arange(5.0)[None, :, None], torch.ones(1, 5, 1)
+    for seen, kept in (([0.2, 0.6, 0.0, 0.1, 0.1], 1.0), ([0.2, 0.1, 0.1, 0.6, 0.0], 3.0)):
+        found, _ = merge(x, sizes, keys, 1, 1, torch.tensor([seen]))
+        assert kept in found[0, :, 0].tolist(), seen
+
+
+def test_the_first_quarter_merges_nothing() -> None:
+    config = VITS["class"].replace(depth=8, image_size=(64, 64))
+    counts = merging(config, 0.25)
+    assert (
+        counts[:2] == (0, 0) and counts[2] == config.num_patches // 4 and list(counts[2:]) == sorted(counts[2:])[::-1]
+    )
+    assert sum(counts) < config.num_patches and sum(merging(config, 0.0)) == 0
 
 
 def test_more_than_there_are_partners_for() -> None:

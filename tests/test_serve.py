@@ -305,6 +305,23 @@ def test_a_killed_worker_costs_its_batch_only(server: Server) -> None:
     assert server.meter("patchword_worker_restarts_total") == before + 2
 
 
+def test_another_engine(folder: Path, tmp_path: Path) -> None:
+    """What it says, and that it comes back after its process was killed, with nothing made anew."""
+    data = png()
+    with serving(folder, "--engine", "onnx", "--threads", 1, PATCHWORD_CACHE=str(tmp_path)) as server:
+        assert httpx.get(f"{server.url}/v1/model").json()["engine"] == "onnx"
+        wanted = Classifier.load(folder)(data)
+        for _ in range(2):
+            (result,) = post(server, "/v1/predict?explain=true", data).json()["results"]
+            best = result["predictions"][0]
+            assert best["label"] == wanted.label and abs(best["probability"] - wanted.probability) < 1e-4
+            assert result["explanation"]["index"] == best["index"]
+            start = time.monotonic()
+            os.kill(server.worker(), signal.SIGKILL)
+        assert post(server, "/v1/predict", data).status_code == 200
+        assert time.monotonic() - start < 20  # 2 s on a quiet machine
+
+
 def test_sigterm_loses_no_accepted_request(folder: Path) -> None:
     """The model stands still while the signal comes: what waits is answered all the same, and nobody new gets in."""
     with serving(folder, "--threads", 1) as leaving:

@@ -29,7 +29,7 @@ def export(
     reading: OmitArgPrefixes[Reading] = NOTHING,
     whole: Flag = False,
     int8: Flag = False,
-    merge: int = 0,
+    merge: float = 0.0,
     merge_drop: float | None = None,
     verify: Annotated[str | None, words("DATA")] = None,
     calibrate: Annotated[str | None, words("DATA")] = None,
@@ -47,7 +47,7 @@ def export(
         out: the ending says the format
         whole: resizing, cropping and probabilities in the graph: pictures of any size in
         int8: eight bits in the large matrix products; needs --verify
-        merge: patches to merge in each block, for speed; needs --verify
+        merge: part of the patches to merge in each block behind the first quarter, e.g. 0.15; needs --verify
         merge_drop: merge as many as cost at most so many points of accuracy, chosen on every second picture of --verify
         verify: labelled pictures, as for evaluate, on which accuracy is measured before and after
         calibrate: pictures whose values set the ranges of int8; some photographs by default
@@ -64,6 +64,7 @@ def export(
     from ..engines.export import Wanted, check_format, make_file
     from ..evaluation import labelled_pictures
     from ..evaluation.proof import prove
+    from ..models.lean import merging
 
     out = out.expanduser().resolve()
     check_format(out, Wanted(int8, whole))
@@ -74,10 +75,9 @@ def export(
     checkpoint = classifier.checkpoint
     pictures = labelled_pictures(verify, checkpoint.several) if verify else []
     check_labels(classifier, model, pictures)
-    merged: tuple[int, ...] = (merge,) * getattr(checkpoint.config, "depth", 1) if merge else ()
     if merge_drop is not None:
-        merged, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
-    wanted = Wanted(int8, whole, merged)
+        merge, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
+    wanted = Wanted(int8, whole, merging(checkpoint.config, merge) if merge else ())
     say(f"making {out.name}")
     with atomic_output(out, overwrite=overwrite) as made:
         engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
@@ -90,9 +90,11 @@ def export(
     return 0
 
 
-def check_numbers(merge: int, merge_drop: float | None, max_drop: float) -> None:
-    if merge < 0 or not 0 <= max_drop <= 100 or not 0 <= (merge_drop or 0.0) <= 100:
-        raise ConfigError("--merge must be 0 or more, --max-drop and --merge-drop a number of points from 0 to 100.")
+def check_numbers(merge: float, merge_drop: float | None, max_drop: float) -> None:
+    if not 0 <= merge <= 0.5:
+        raise ConfigError(f"--merge is a part of the patches, from 0 to 0.5, not {merge:g}.")
+    if not 0 <= max_drop <= 100 or not 0 <= (merge_drop or 0.0) <= 100:
+        raise ConfigError("--max-drop and --merge-drop must be a number of points from 0 to 100.")
     if merge and merge_drop is not None:
         raise ConfigError("Give --merge or --merge-drop, not both.")
 
@@ -114,13 +116,13 @@ def write_proof(path: Path, said: dict[str, Any]) -> None:
         made.write_text(json_format.dumps(said, indent=2) + "\n")
 
 
-def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: float) -> tuple[int, ...]:
-    from ..evaluation.merging import choose_merging, steps
+def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: float) -> float:
+    from ..evaluation.merging import STEPS, choose_merging
 
-    with progress("choosing", steps(classifier.checkpoint.config) * len(pictures)) as step:
-        merged = choose_merging(classifier, pictures, points / 100, step)
-    say(f"merging {merged[0] if merged else 0} patches in each block")
-    return merged
+    with progress("choosing", STEPS * len(pictures)) as step:
+        part = choose_merging(classifier, pictures, points / 100, step)
+    say(f"merging {part:.0%} of the patches in each block behind the first quarter")
+    return part
 
 
 def put_weights(made: Path, weights: Path) -> None:
@@ -188,7 +190,7 @@ def bench(
     if seconds <= 0:
         raise ConfigError(f"--seconds must be above 0, not {seconds:g}.")
     from ..classifier import Classifier
-    from ..engines.agreement import sample_pictures
+    from ..engines.agreement import other_pictures
     from ..engines.bench import BATCHES
     from ..engines.bench import bench as measure
     from ..engines.engine import ENGINES
@@ -215,7 +217,7 @@ def bench(
     if not names:
         raise ConfigError("None of these engines works here.")
     with progress("measuring", len(names) + len(BATCHES)) as step:
-        rows = measure(checkpoint, names, sample_pictures(checkpoint.preprocess), seconds, on_progress=step)
+        rows = measure(checkpoint, names, other_pictures(checkpoint.preprocess), seconds, on_progress=step)
     if all(row.error for row in rows):
         raise ConfigError(f"None of these engines can run this model. {rows[0].name}: {rows[0].error}")
     accuracy = accuracies(checkpoint, [row.name for row in rows if not row.error], pictures) if pictures else {}

@@ -6,7 +6,7 @@ import socket
 from tyro.conf import OmitArgPrefixes
 
 from ..errors import ConfigError
-from .reading import NOTHING, ModelReference, Reading, title_of
+from .reading import NOTHING, EngineName, ModelReference, Reading, title_of
 
 TOKEN = "PATCHWORD_TOKEN"
 
@@ -19,6 +19,7 @@ def serve(
     batch: int = 16,
     queue: int = 256,
     threads: int | None = None,
+    engine: EngineName = "torch",
 ) -> int:
     """Serve a model: an API, and a page to drop pictures on. A token is asked of clients if PATCHWORD_TOKEN is set.
 
@@ -45,7 +46,7 @@ def serve(
         raise ConfigError(f"{TOKEN} must be of plain ASCII, and not empty; unset it to ask for no token.")
     with listening(host, port) as listener:  # a port that is taken is told before the model is loaded
         checkpoint = reading.read(model)
-        run(checkpoint, title_of(model), listener, token, threads, Limits(batch=batch, queue=queue))
+        run(checkpoint, title_of(model), listener, token, threads, Limits(batch=batch, queue=queue), engine)
     return 0
 
 

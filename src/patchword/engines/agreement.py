@@ -12,6 +12,7 @@ from ..preprocess import Preprocess
 from .engine import CALIBRATION, Engine
 
 CLOSE = 1e-3  # largest difference of a logit in fp32, in parts of the largest logit
+CHECKED = 24  # photographs, on which answers are compared
 FAITHFUL = 0.03  # mean divergence in nats that an int8 engine may have to be chosen without being asked for
 
 
@@ -74,3 +75,8 @@ def sample_pictures(preprocess: Preprocess, count: int = CALIBRATION) -> Tensor:
     """The same as a model sees them: uint8 (N, H, W, C)."""
     made = [preprocess.pixels(each.convert(preprocess.mode)) for each in sample_photographs(count)]
     return torch.from_numpy(np.stack(made)) if made else torch.zeros(0, *preprocess.size, preprocess.channels).byte()
+
+
+def other_pictures(preprocess: Preprocess) -> Tensor:
+    """Some that are not among those that engines are calibrated with."""
+    return sample_pictures(preprocess, CALIBRATION + CHECKED)[CALIBRATION:]

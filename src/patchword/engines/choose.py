@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint
 from ..errors import ConfigError, PatchwordError
-from .agreement import Agreement, agreement, answers, sample_pictures
-from .engine import ENGINES, Engine, first_line, open_engine
+from .agreement import Agreement, agreement, answers, other_pictures, sample_pictures
+from .engine import ENGINES, Engine, Prepared, first_line, open_engine, prepare
+from .files import digest
 from .kept import keep, recall
 from .trial import key, known, try_engines
 from .turns import in_turns
@@ -17,6 +18,7 @@ from .turns import in_turns
 WORTH = 1.05  # times torch's speed: less is not worth the time that opening takes
 SHORT_LIST = 2  # engines that are tried with the model itself, and the fastest in fp32
 SECONDS = 2.0  # for which each is timed
+TIMED = 8  # pictures at a time
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,40 @@ class Choice:
         return f"{self.name} (the class is torch's for {self.agreement.same:.0%} of {self.agreement.pictures} pictures)"
 
 
-def choose(checkpoint: Checkpoint, pictures: Tensor | None = None) -> Choice:
-    """The fastest of those that agree with torch on `pictures` (uint8 (N, H, W, C); some photographs by default).
+def choose(checkpoint: Checkpoint) -> Choice:
+    """The fastest of those that agree with torch on photographs.
 
-    Which is fastest is measured once for each architecture and machine; that they agree is checked every time, on
-    every second picture, where the others have set the ranges.
+    Which is fastest is measured once for each architecture and machine; that they agree, once for each model.
     """
-    assert checkpoint.preprocess is not None
-    pictures = sample_pictures(checkpoint.preprocess) if pictures is None else pictures
-    plain = open_engine("torch", checkpoint)
-    wanted = answers(plain, pictures[1::2])
-    for name in ranking(checkpoint, pictures[::2]):
+    for name in ranking(checkpoint):
         if name == "torch":
             break
-        engine = tried(name, checkpoint, pictures[::2])
-        if engine is None:
-            continue
-        found = agreement(wanted, answers(engine, pictures[1::2]), checkpoint.several)
-        if found.faithful(ENGINES[name].exact):
+        engine = tried(name, checkpoint)
+        if engine is not None and (found := agreeing(name, engine, checkpoint)).faithful(ENGINES[name].exact):
             return Choice(name, engine, found)
-    return Choice("torch", plain)
+    return Choice("torch", open_engine("torch", checkpoint))
+
+
+def agreeing(name: str, engine: Engine, checkpoint: Checkpoint) -> Agreement:
+    """With torch, on photographs that had no part in calibration."""
+    assert checkpoint.preprocess is not None
+    pictures = other_pictures(checkpoint.preprocess)
+    place = f"agreement-{digest(name, checkpoint, pictures, ())}"
+    found = recall(place, lambda said: Agreement(**said))  # type: ignore[arg-type]
+    if found is None:
+        wanted = answers(open_engine("torch", checkpoint), pictures)
+        found = agreement(wanted, answers(engine, pictures), checkpoint.several)
+        keep(place, vars(found))
+    return found
+
+
+def prepare_asked(name: str, checkpoint: Checkpoint) -> Prepared:
+    """What a user named, or the fastest, to be opened in another process."""
+    if name == "auto":
+        name = choose(checkpoint).name
+    elif name != "torch":
+        open_asked(name, checkpoint)  # what it cannot do is told here
+    return prepare(name, checkpoint)
 
 
 def open_asked(name: str, checkpoint: Checkpoint) -> Engine:
@@ -62,8 +78,7 @@ def open_asked(name: str, checkpoint: Checkpoint) -> Engine:
         raise ConfigError(f"The engine {name} does not work on this machine: {verdict.why}. See patchword doctor.")
     try:
         engine = open_engine(name, checkpoint)
-        assert checkpoint.preprocess is not None
-        engine(torch.zeros(1, *checkpoint.preprocess.size, checkpoint.preprocess.channels, dtype=torch.uint8))
+        engine(blank(checkpoint))
     except PatchwordError:
         raise
     except Exception as error:  # whatever a library stumbles on
@@ -71,17 +86,22 @@ def open_asked(name: str, checkpoint: Checkpoint) -> Engine:
     return engine
 
 
-def tried(name: str, checkpoint: Checkpoint, pictures: Tensor) -> Engine | None:
+def tried(name: str, checkpoint: Checkpoint) -> Engine | None:
     """The engine, if it can run this model at all."""
     try:
-        engine = open_engine(name, checkpoint, pictures)
-        engine(pictures[:1])
+        engine = open_engine(name, checkpoint)
+        engine(blank(checkpoint))
     except Exception:  # whatever a library stumbles on: the others remain
         return None
     return engine
 
 
-def ranking(checkpoint: Checkpoint, pictures: Tensor) -> list[str]:
+def blank(checkpoint: Checkpoint) -> Tensor:
+    assert checkpoint.preprocess is not None
+    return torch.zeros(1, *checkpoint.preprocess.size, checkpoint.preprocess.channels, dtype=torch.uint8)
+
+
+def ranking(checkpoint: Checkpoint) -> list[str]:
     """Names, the fastest first, down to torch."""
     verdicts = try_engines()
     said = [str(checkpoint.config.to_json()), str(torch.get_num_threads())]
@@ -90,20 +110,21 @@ def ranking(checkpoint: Checkpoint, pictures: Tensor) -> list[str]:
     kept = recall(place, lambda names: [str(name) for name in names if name in ENGINES])  # type: ignore[attr-defined]
     if kept:
         return kept
-    names = measured(checkpoint, pictures)
+    names = measured(checkpoint)
     keep(place, names)
     return names
 
 
-def measured(checkpoint: Checkpoint, pictures: Tensor) -> list[str]:
+def measured(checkpoint: Checkpoint) -> list[str]:
     """The engines that did best in their trials, timed with the model itself in turns."""
     verdicts = [each for each in try_engines().values() if each.works and each.name != "torch"]
     best = sorted(verdicts, key=lambda each: each.single + each.batched, reverse=True)
     exact = [each for each in best if ENGINES[each.name].exact]
     engines = {"torch": open_engine("torch", checkpoint)}
     for name in dict.fromkeys(each.name for each in [*best[:SHORT_LIST], *exact[:1]]):
-        if (engine := tried(name, checkpoint, pictures)) is not None:
+        if (engine := tried(name, checkpoint)) is not None:
             engines[name] = engine
-    times = in_turns(engines, pictures[:8], SECONDS)
+    assert checkpoint.preprocess is not None
+    times = in_turns(engines, sample_pictures(checkpoint.preprocess, TIMED), SECONDS)
     names = sorted(engines, key=lambda name: min(times[name]))
     return [n for n in names if n == "torch" or min(times["torch"]) / min(times[n]) >= WORTH]

@@ -11,6 +11,7 @@ from ..checkpoints import Checkpoint
 from ..errors import ConfigError
 from ..models import Model
 from ..models.lean import lean
+from .files import digest, keep_file, read_file
 from .packed import Packed
 
 Engine = Callable[[Tensor], Tensor]  # uint8 (B, H, W, C) to float32 (B, K), divided by the temperature
@@ -20,17 +21,34 @@ CALIBRATION = 48  # pictures, where none are given
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to run a model."""
+    """A way to run a model: opened from the model itself, or started from a file that is made of it once."""
 
     name: str
     means: str
-    open: Callable[[Checkpoint, Tensor, Merged], Engine]  # pictures to calibrate with; patches to merge in each block
+    open: Callable[[Checkpoint, Merged], Engine] | None = None  # patches to merge in each block
+    make: Callable[[Checkpoint, Tensor, Merged], bytes] | None = None  # pictures to calibrate with
+    start: Callable[[bytes], Engine] | None = None  # from what was made
     needs: tuple[str, ...] = ()  # packages, all of them in patchword[export]
     exact: bool = True  # in fp32: answers differ from torch's by rounding only
 
     @property
     def missing(self) -> list[str]:
         return [name for name in self.needs if find_spec(name) is None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An engine that can be opened fast, here or in another process."""
+
+    name: str
+    file: bytes = b""  # what it is started from; empty: the model itself
+
+    def opened(self, checkpoint: Checkpoint, merged: Merged = ()) -> Engine:
+        kind = ENGINES[self.name]
+        if kind.start is not None:
+            return kind.start(self.file)
+        assert kind.open is not None
+        return kind.open(checkpoint, merged)
 
 
 def open_engine(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merged: Merged = ()) -> Engine:
@@ -40,17 +58,31 @@ def open_engine(name: str, checkpoint: Checkpoint, calibration: Tensor | None = 
         calibration: pictures uint8 (N, H, W, C) for engines that measure ranges; some photographs by default
         merged: patches to merge in each block
     """
+    return prepare(name, checkpoint, calibration, merged).opened(checkpoint, merged)
+
+
+def prepare(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merged: Merged = ()) -> Prepared:
+    """The same, not opened yet. Its file is made once for each model, and kept in the user's cache."""
     if name not in ENGINES:
         raise ConfigError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}, and auto.")
     kind = ENGINES[name]
     if kind.missing:
         raise ConfigError(f"The engine {name} needs {', '.join(kind.missing)}: pip install 'patchword[export]'.")
-    if calibration is None:
+    if kind.make is None:
+        return Prepared(name)
+    if kind.exact:  # nothing is measured: the file is the same for all pictures
+        calibration = torch.zeros(0, dtype=torch.uint8)
+    elif calibration is None:
         from .agreement import sample_pictures
 
         assert checkpoint.preprocess is not None
-        calibration = sample_pictures(checkpoint.preprocess, 0 if kind.exact else CALIBRATION)
-    return kind.open(checkpoint, calibration, merged)
+        calibration = sample_pictures(checkpoint.preprocess)
+    place = digest(name, checkpoint, calibration, merged)
+    file = read_file(place)
+    if file is None:
+        file = kind.make(checkpoint, calibration, merged)
+        keep_file(place, file)
+    return Prepared(name, file)
 
 
 def first_line(error: Exception) -> str:
@@ -58,7 +90,7 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def open_torch(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
+def open_torch(checkpoint: Checkpoint, merged: Merged) -> Engine:
     return torch_engine(checkpoint, checkpoint.model(), merged)
 
 
@@ -74,7 +106,7 @@ def torch_engine(checkpoint: Checkpoint, whole: Model, merged: Merged = ()) -> E
     return run
 
 
-def open_compiled(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
+def open_compiled(checkpoint: Checkpoint, merged: Merged) -> Engine:
     compiled = torch.compile(Packed(checkpoint, merged).eval(), dynamic=True)
 
     def run(pixels: Tensor) -> Tensor:
@@ -84,7 +116,7 @@ def open_compiled(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -
     return run
 
 
-def open_torch_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
+def open_torch_int8(checkpoint: Checkpoint, merged: Merged) -> Engine:
     from .int8 import in_int8
 
     packed = in_int8(Packed(checkpoint, merged).eval())
@@ -96,38 +128,50 @@ def open_torch_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged)
     return run
 
 
-def open_onnx(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
-    from .onnx import OnnxSession, make_onnx
+def make_fp32(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
+    from .onnx import make_onnx
 
-    return OnnxSession(make_onnx(Packed(checkpoint, merged)).SerializeToString())
+    return make_onnx(Packed(checkpoint, merged)).SerializeToString()
 
 
-def open_onnx_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
-    from .onnx import OnnxSession, make_onnx
+def make_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
+    from .onnx import make_onnx
     from .quantise import int8_dynamic, int8_ready
 
-    return OnnxSession(int8_dynamic(make_onnx(int8_ready(checkpoint, calibration, merged))))
+    return int8_dynamic(make_onnx(int8_ready(checkpoint, calibration, merged)))
 
 
-def open_onnx_static(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
-    from .onnx import OnnxSession, make_onnx
+def make_static(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
+    from .onnx import make_onnx
     from .quantise import int8_ready, int8_static
 
-    return OnnxSession(int8_static(make_onnx(int8_ready(checkpoint, calibration, merged)), calibration))
+    return int8_static(make_onnx(int8_ready(checkpoint, calibration, merged)), calibration)
 
 
-def open_openvino(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
+def make_nncf(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
     from .onnx import make_onnx
+    from .openvino import as_bytes, int8_openvino, make_openvino
+
+    graph = make_onnx(Packed(checkpoint, merged)).SerializeToString()
+    return as_bytes(int8_openvino(make_openvino(graph), calibration))
+
+
+def start_onnx(file: bytes) -> Engine:
+    from .onnx import OnnxSession
+
+    return OnnxSession(file)
+
+
+def start_openvino(file: bytes) -> Engine:
     from .openvino import OpenVinoSession, make_openvino
 
-    return OpenVinoSession(make_openvino(make_onnx(Packed(checkpoint, merged))))
+    return OpenVinoSession(make_openvino(file))
 
 
-def open_openvino_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> Engine:
-    from .onnx import make_onnx
-    from .openvino import OpenVinoSession, int8_openvino, make_openvino
+def start_nncf(file: bytes) -> Engine:
+    from .openvino import OpenVinoSession, from_bytes
 
-    return OpenVinoSession(int8_openvino(make_openvino(make_onnx(Packed(checkpoint, merged))), calibration))
+    return OpenVinoSession(from_bytes(file))
 
 
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
@@ -138,10 +182,10 @@ ENGINES = {
         Kind("torch", "PyTorch, fp32", open_torch),
         Kind("torch-compiled", "torch.compile, fp32", open_compiled),
         Kind("torch-int8", "PyTorch, int8 by token", open_torch_int8, exact=False),
-        Kind("onnx", "ONNX Runtime, fp32", open_onnx, _ONNX),
-        Kind("onnx-int8", "ONNX Runtime, int8, ranges of each batch", open_onnx_int8, _ONNX, exact=False),
-        Kind("onnx-static", "ONNX Runtime, int8, ranges measured before", open_onnx_static, _ONNX, exact=False),
-        Kind("openvino", "OpenVINO, fp32", open_openvino, _VINO),
-        Kind("openvino-int8", "OpenVINO, int8 by NNCF", open_openvino_int8, (*_VINO, "nncf"), exact=False),
+        Kind("onnx", "ONNX Runtime, fp32", None, make_fp32, start_onnx, _ONNX),
+        Kind("onnx-int8", "ONNX Runtime, int8, ranges of each batch", None, make_int8, start_onnx, _ONNX, False),
+        Kind("onnx-static", "ONNX Runtime, int8, ranges measured before", None, make_static, start_onnx, _ONNX, False),
+        Kind("openvino", "OpenVINO, fp32", None, make_fp32, start_openvino, _VINO),
+        Kind("openvino-int8", "OpenVINO, int8 by NNCF", None, make_nncf, start_nncf, (*_VINO, "nncf"), False),
     )
 }

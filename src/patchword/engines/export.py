@@ -102,7 +102,7 @@ def write_openvino(graph: Any, out: Path, wanted: Wanted, calibration: Tensor, s
 
     from .openvino import OpenVinoSession, int8_openvino, make_openvino
 
-    model = make_openvino(graph)
+    model = make_openvino(graph.SerializeToString())
     if wanted.int8:
         model = int8_openvino(model, calibration)
     model.set_rt_info(said, ["patchword"])

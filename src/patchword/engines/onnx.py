@@ -87,5 +87,5 @@ def open_session(model: bytes, threads: int) -> "onnxruntime.InferenceSession":
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting leaves the cores to others
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # after a run, cores are left to others
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,8 +1,10 @@
 """OpenVINO: a model compiled for this machine's processor, in fp32 or, by NNCF, in int8."""
 
 import os
+import tempfile
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,15 +12,30 @@ from torch import Tensor
 from ..data.doctor.machine import cores
 from .onnx import INPUT, quiet
 
-if TYPE_CHECKING:
-    import onnx
 
-
-def make_openvino(model: "onnx.ModelProto") -> Any:
+def make_openvino(model: bytes) -> Any:
+    """From an ONNX file."""
     import openvino
 
     # Not openvino.convert_model, which tells its makers of every call.
-    return openvino.Core().read_model(model.SerializeToString())
+    return openvino.Core().read_model(model)
+
+
+def as_bytes(model: Any) -> bytes:
+    """OpenVINO's two files in one: the length of the first, the first, the second."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        openvino.save_model(model, f"{folder}/model.xml", compress_to_fp16=False)
+        graph, weights = (Path(f"{folder}/model{ending}").read_bytes() for ending in (".xml", ".bin"))
+    return len(graph).to_bytes(8, "big") + graph + weights
+
+
+def from_bytes(file: bytes) -> Any:
+    import openvino
+
+    end = 8 + int.from_bytes(file[:8], "big")
+    return openvino.Core().read_model(file[8:end], file[end:])
 
 
 def int8_openvino(model: Any, pixels: Tensor) -> Any:

@@ -3,6 +3,7 @@
 The answer is kept in the user's cache, one file for each kind of processor and version of torch.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -10,7 +11,9 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .kept import keep, recall
@@ -66,3 +69,11 @@ def fingerprint() -> str:
     said = [line for line in lines if line.startswith(("model name", "flags", "microcode"))][:3] or lines
     settings = [os.environ.get("ONEDNN_MAX_CPU_ISA", ""), version("torch")]
     return hashlib.sha256("\n".join(said + settings).encode()).hexdigest()[:24]
+
+
+def versions(packages: Iterable[str]) -> list[str]:
+    found = []
+    for package in ("patchword", *packages):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return found

@@ -15,12 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from .engine import ENGINES, Engine
 from .kept import keep, recall
-from .probe import fingerprint
+from .probe import fingerprint, versions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,14 +67,6 @@ def key(name: str) -> str:
     if name == "torch-compiled":
         said.append(str(shutil.which("g++") or shutil.which("clang++") or shutil.which("cl")))
     return f"trial-{hashlib.sha256(' '.join(said).encode()).hexdigest()[:24]}"
-
-
-def versions(packages: Iterable[str]) -> list[str]:
-    found = []
-    for package in ("patchword", *packages):
-        with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return found
 
 
 def try_engine(name: str, child: str = CHILD) -> Verdict:

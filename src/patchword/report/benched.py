@@ -45,15 +45,16 @@ def best_speed(row: Measured) -> float:
 
 def bench_table(rows: Sequence[Measured], accuracy: dict[str, float]) -> tuple[tuple[str, ...], ...]:
     """A line for each engine and batch size; the first is the head."""
-    head = ("engine", "batch", "median, ms", "p95", "p99", "pictures/s", "same class", "divergence", "MiB")
-    lines = [head + (("accuracy",) if accuracy else ())]
+    head = ("engine", "batch", "median, ms", "p95", "p99", "pictures/s", "same class", "divergence")
+    lines = [(*head, "file, MiB", "memory, MiB", *(("accuracy",) if accuracy else ()))]
     for row in rows:
         for timing in row.timings:
             assert row.agreement is not None
             times = (f"{timing.median:.1f}", f"{timing.p95:.1f}", f"{timing.p99:.1f}", f"{timing.per_second:.1f}")
-            said = (f"{row.agreement.same:.1%}", f"{row.agreement.divergence:.1g}", f"{row.mebibytes:.0f}")
+            said = (f"{row.agreement.same:.1%}", f"{row.agreement.divergence:.1g}")
+            mebibytes = (f"{row.size:.0f}", f"{row.mebibytes:.0f}")
             right = (f"{accuracy[row.name]:.2%}",) if accuracy else ()
-            lines.append((row.name, str(timing.batch), *times, *said, *right))
+            lines.append((row.name, str(timing.batch), *times, *said, *mebibytes, *right))
         if row.error:
             lines.append((row.name, "", row.error, *("" for _ in lines[0][3:])))
     return tuple(lines)

@@ -15,6 +15,7 @@ from ..checkpoints import Checkpoint, read_checkpoint
 from ..checkpoints.card import without_paths
 from ..classifier import Classifier, find_class
 from ..config import ViTConfig
+from ..engines.choose import prepare_asked
 from ..errors import ConfigError
 from .guard import Guard
 from .limits import Limits
@@ -80,19 +81,25 @@ def create_app(
     threads: int | None = None,
     log: TextIO | None = None,
     name: str = "",
+    engine: str = "",
 ) -> FastAPI:
-    """An app for any ASGI server; the model's process starts and ends with it."""
+    """An app for any ASGI server; the model's process starts and ends with it.
+
+    Args:
+        engine: what computes predictions, as in `Classifier.load`; by default a classifier's own, else torch
+    """
     checkpoint = model.checkpoint if isinstance(model, Classifier) else model
+    engine = engine or (model.engine_name if isinstance(model, Classifier) else "") or "torch"
     checkpoint = read_checkpoint(checkpoint) if isinstance(checkpoint, str) else checkpoint
     if not checkpoint.config.num_classes or checkpoint.preprocess is None:
         raise ConfigError("Only a model with a head that takes pictures can be served.")
     if token is not None and not token.strip():
         raise ConfigError("The token is empty. Give one, or none at all.")
-    limits, meters = limits or Limits(), Meters(log)
+    limits, meters, prepared = limits or Limits(), Meters(log), prepare_asked(engine, checkpoint)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service = Service(checkpoint, limits, meters, threads)
+        service = Service(checkpoint, prepared, limits, meters, threads)
         try:
             await service.warm_up()
             app.state.service = service
@@ -104,7 +111,7 @@ def create_app(
         title="patchword", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         openapi_url="/v1/openapi.json", description="Classify pictures, and see why.",
     )  # fmt: skip
-    app.state.meters, app.state.name = meters, name
+    app.state.meters, app.state.name, app.state.engine = meters, name, prepared.name
     add_errors(app)
     add_house(app, meters)
     app.include_router(router)
@@ -299,6 +306,7 @@ def described(service: Service) -> dict[str, Any]:
         "temperature": checkpoint.temperature,
         "several": checkpoint.several,
         "family": checkpoint.family,
+        "engine": service.engine,
         "provenance": without_paths(checkpoint.provenance),
         "methods": list(service.methods),
         "limits": vars(service.limits),

@@ -66,8 +66,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            meters: Meters = self.config.app.state.meters  # type: ignore[union-attr]
-            meters.log("ready", url=self.address)
+            state = self.config.app.state  # type: ignore[union-attr]
+            state.meters.log("ready", url=self.address, engine=state.engine)
             print(f"patchword serves {self.name} at {self.address} (Ctrl-C stops it)", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -79,10 +79,16 @@ class Server(uvicorn.Server):
 
 
 def run(
-    checkpoint: Checkpoint, name: str, listener: socket.socket, token: str | None, threads: int | None, limits: Limits
+    checkpoint: Checkpoint,
+    name: str,
+    listener: socket.socket,
+    token: str | None,
+    threads: int | None,
+    limits: Limits,
+    engine: str,
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; what was accepted by then is answered. `name` is what the model is called."""
-    app = create_app(checkpoint, limits, token, threads, name=name)
+    app = create_app(checkpoint, limits, token, threads, name=name, engine=engine)
     logging.getLogger().handlers = [Lines(app.state.meters)]
     config = uvicorn.Config(
         app, log_config=None, log_level="warning", access_log=False, server_header=False,

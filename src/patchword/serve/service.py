@@ -16,6 +16,7 @@ from starlette.requests import Request
 from ..checkpoints import Checkpoint
 from ..config import ViTConfig
 from ..data.images import load_image
+from ..engines.engine import Prepared
 from ..errors import ImageError
 from ..inspection.explain import BY_CLASS, Method, methods_for
 from ..inspection.overlay import overlay, scaled
@@ -47,12 +48,14 @@ class Picture:
 class Service:
     """What the app's endpoints ask. Lives as long as the app."""
 
-    def __init__(self, checkpoint: Checkpoint, limits: Limits, meters: Meters, threads: int | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, engine: Prepared, limits: Limits, meters: Meters, threads: int | None
+    ) -> None:
         assert checkpoint.preprocess is not None
-        self.checkpoint, self.limits, self.meters = checkpoint, limits, meters
+        self.checkpoint, self.limits, self.meters, self.engine = checkpoint, limits, meters, engine.name
         self.preprocess: Preprocess = checkpoint.preprocess
         self.labels = checkpoint.labels or tuple(str(i) for i in range(checkpoint.config.num_classes))
-        self.worker = Worker(checkpoint, threads, PATIENCE * limits.answering, meters.restarted)
+        self.worker = Worker(checkpoint, engine, threads, PATIENCE * limits.answering, meters.restarted)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
         self.decoding = asyncio.Semaphore(DECODERS)
         self.batcher = Batcher(self.worker, limits, meters)

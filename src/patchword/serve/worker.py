@@ -22,6 +22,7 @@ import torch
 
 from ..checkpoints import Checkpoint
 from ..classifier import Classifier
+from ..engines.engine import Prepared
 from ..inspection.explain import explain
 from ..inspection.looking import readers_of
 from ..models import ViT
@@ -42,9 +43,15 @@ class Worker:
     """A process with a model. One question at a time; `ask` blocks, so it belongs into a thread."""
 
     def __init__(
-        self, checkpoint: Checkpoint, threads: int | None, patience: float, on_restart: Callable[[], object]
+        self,
+        checkpoint: Checkpoint,
+        engine: Prepared,
+        threads: int | None,
+        patience: float,
+        on_restart: Callable[[], object],
     ) -> None:
         """`patience` is how many seconds an answer may take before the process is taken for stuck and replaced."""
+        self.engine = engine
         self.packed, self.threads, self.patience, self.on_restart = packed(checkpoint), threads, patience, on_restart
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self.stopped = False
@@ -55,7 +62,7 @@ class Worker:
     def start(self) -> None:
         self.process = None
         self.connection, theirs = CONTEXT.Pipe()
-        arguments = (theirs, self.packed, self.threads)
+        arguments = (theirs, self.packed, self.engine, self.threads)
         process = CONTEXT.Process(target=serve_model, args=arguments, daemon=True, name="patchword model")
         try:
             with deaf():
@@ -125,7 +132,7 @@ def packed(checkpoint: Checkpoint) -> bytes:
     return file.getvalue()
 
 
-def serve_model(connection: Connection, said: bytes, threads: int | None) -> None:
+def serve_model(connection: Connection, said: bytes, engine: Prepared, threads: int | None) -> None:
     """What the process does until it is told to end, or its parent is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where signals cannot be masked
         signal.signal(number, signal.SIG_IGN)
@@ -133,7 +140,8 @@ def serve_model(connection: Connection, said: bytes, threads: int | None) -> Non
         torch.set_num_threads(threads)
     fields, arrays = pickle.loads(said)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    classifier = Classifier(Checkpoint(tensors=tensors, **fields))
+    checkpoint = Checkpoint(tensors=tensors, **fields)
+    classifier = Classifier(checkpoint, engine.opened(checkpoint))
     while True:
         try:
             question = connection.recv()

@@ -1,0 +1,40 @@
+"""The curves of docs/records.md: validation accuracy over minutes of each run from nothing, out of results/.
+
+    python benchmarks/curves.py
+
+Writes docs/curves.svg.
+"""
+
+import json
+
+from harness import RESULTS
+
+from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
+
+RUNS = {
+    "cifar10_scratch_30m_seed0": ("30 minutes", "#0b62c4"),
+    "cifar10_scratch_30m_seed1": ("30 minutes, another seed", "#6aa7e8"),
+    "cifar10_scratch_100m": ("100 minutes", "#c4540b"),
+}
+
+
+def main() -> None:
+    with drawn_in(LIGHT):
+        figure = new_figure(7.5, 4.5)
+        title = "CIFAR-10 from nothing: each budget lays its own schedule over its minutes"
+        axes = plotted(figure.subplots(), title, "minutes", "accuracy on validation")
+        for name, (label, colour) in RUNS.items():
+            run = json.loads((RESULTS / f"{name}.json").read_text())
+            minutes = [point["seconds"] / 60 for point in run["val_curve"]]
+            accuracy = [point["top1"] for point in run["val_curve"]]
+            said = f"{label}: {run['test']['top1']:.1%} on test"
+            axes.plot(minutes, accuracy, "o-", color=colour, linewidth=2, markersize=3, label=said)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_ylim(0.5, 0.95)
+        axes.set_xlim(0, None)
+        axes.legend(frameon=False, loc="lower right")
+        figure.savefig(RESULTS.parent / "docs/curves.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

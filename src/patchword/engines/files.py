@@ -1,0 +1,79 @@
+"""What engines are started from, kept in the user's cache: making it takes a minute for a large model, reading it less
+than a second.
+
+A file's name is a digest of all that it depends on: weights, pictures, versions, and the code that makes it.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+from ..checkpoints import Checkpoint
+from ..data.cache import cache_folder
+from ..errors import DataError
+from .probe import versions
+
+MOST_KEPT = 2**32  # bytes of all files; those that were not used for longest go first
+LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+
+
+def digest(engine: str, checkpoint: Checkpoint, calibration: Tensor, merged: Sequence[int]) -> str:
+    said = f"{engine} {checkpoint.config.to_json()} {checkpoint.preprocess} {checkpoint.temperature} "
+    whole = hashlib.sha256(f"{said} {checkpoint.several} {list(merged)} {made_by()}".encode())
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        whole.update(tensor.detach().float().contiguous().numpy().data)
+    whole.update(calibration.contiguous().numpy().data)
+    return whole.hexdigest()[:32]
+
+
+@cache
+def made_by() -> str:
+    """Versions of the libraries, and the code of patchword that has a part in it."""
+    code, package = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(p for folder in ("engines", "models") for p in (package / folder).glob("*.py")):
+        code.update(path.read_bytes())
+    return " ".join([code.hexdigest(), *versions(LIBRARIES)])
+
+
+def read_file(name: str) -> bytes | None:
+    """None if there is none, or one that is not what was written."""
+    with contextlib.suppress(OSError, DataError):
+        path = folder() / name
+        content = path.read_bytes()
+        if hashlib.sha256(content[32:]).digest() == content[:32]:
+            os.utime(path)
+            return content[32:]
+    return None
+
+
+def keep_file(name: str, content: bytes) -> None:
+    """A disk that does not take it costs time, not the answer."""
+    with contextlib.suppress(OSError, DataError):
+        folder().mkdir(parents=True, exist_ok=True)
+        part = folder() / f".{name}.{os.getpid()}"
+        try:
+            part.write_bytes(hashlib.sha256(content).digest() + content)
+            os.replace(part, folder() / name)
+        finally:
+            part.unlink(missing_ok=True)
+        make_room()
+
+
+def make_room() -> None:
+    files = sorted(((path.stat(), path) for path in folder().iterdir()), key=lambda each: each[0].st_mtime_ns)
+    total = sum(state.st_size for state, _ in files)
+    for state, path in files[:-1]:
+        if total <= MOST_KEPT:
+            return
+        path.unlink(missing_ok=True)
+        total -= state.st_size
+
+
+def folder() -> Path:
+    return cache_folder() / "engines" / "files"
