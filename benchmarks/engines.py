@@ -3,8 +3,8 @@
     python benchmarks/engines.py [--model B/16] [--seconds 120]
 
 The peer's ONNX file is exported from transformers' own model, quantised and run with the library's defaults. Weights
-are random, which does not change the arithmetic. All are called in turns; the ratio is the median over rounds. What int8
-can give at all is shown by the model's large products alone, without anything between them. Writes
+are random, which does not change the arithmetic. All are called in turns; the ratio is the median over rounds. What
+int8 can give at all is shown by the model's large products alone, without anything between them. Writes
 results/engines.json.
 """
 

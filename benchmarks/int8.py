@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import interleaved, shown, write_result
+from harness import interleaved, median_ratio, shown, write_result
 
 from patchword.classifier import Classifier
 from patchword.config import ViTConfig
@@ -70,7 +70,7 @@ def main() -> None:
         },
     }
     reference = answers(engines["torch"], pixels, BATCH)
-    times = interleaved({name: lambda e=engine: e(pixels[:BATCH]) for name, engine in engines.items()}, 60.0)
+    times = interleaved({name: lambda e=engine: e(pixels[:BATCH]) for name, engine in engines.items()}, 120.0)
     rows: list[dict[str, Any]] = []
     for name, engine in engines.items():
         said = answers(engine, pixels, BATCH)
@@ -78,6 +78,7 @@ def main() -> None:
         speed = BATCH / statistics.median(times[name])
         top1 = float((said.argmax(dim=1) == targets).double().mean())
         row = {"top1": top1, "same": found.same, "divergence": found.divergence, "pictures_per_second": speed}
+        row |= {f"times_{other}": median_ratio(times[other], times[name]) for other in ("torch", "onnx-int8")}
         rows.append({"engine": name, **row})
         print(f"{name:22} " + "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
     command = f"benchmarks/int8.py {shown(args.model)} {shown(args.folder)} {shown(args.calibration)}"

@@ -144,17 +144,12 @@ def last(block: Block, x: Tensor, sizes: Tensor | None, read: int) -> Tensor:
 
 def attention_of(q: Tensor, k: Tensor, sizes: Tensor | None) -> Tensor:
     """How much these queries look at each token, the mean over queries and heads: (B, N)."""
-    scores = q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5
-    mask = mask_of(sizes)
-    return (scores if mask is None else scores + mask).softmax(dim=-1).mean(dim=(1, 2))
-
-
-def mask_of(sizes: Tensor | None) -> Tensor | None:
-    return None if sizes is None else sizes.log().transpose(1, 2)[:, None]
+    scores = k @ q.transpose(-2, -1) / k.shape[-1] ** 0.5  # (B, H, N, n): the small one is turned, not the keys
+    return (scores if sizes is None else scores + sizes.log()[:, None]).softmax(dim=2).mean(dim=(1, 3))
 
 
 def attended(attention: Attention, q: Tensor, k: Tensor, v: Tensor, sizes: Tensor | None) -> Tensor:
-    mask = mask_of(sizes)
+    mask = None if sizes is None else sizes.log().transpose(1, 2)[:, None]
     return attention.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
 
 
