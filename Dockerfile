@@ -5,8 +5,11 @@ WORKDIR /opt/patchword
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir "$TORCH" \
- && pip install --no-cache-dir -c constraints.txt '.[serve]' \
- && useradd --system --no-create-home patchword
+ && pip install --no-cache-dir -c constraints.txt '.[serve,export]' \
+ && useradd --system --no-create-home patchword \
+ && install -d -o patchword /var/cache/patchword
+ENV PATCHWORD_CACHE=/var/cache/patchword
+VOLUME /var/cache/patchword
 USER patchword
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \

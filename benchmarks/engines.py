@@ -68,7 +68,9 @@ def products(config: Any, batch: int) -> Callable[[], object]:
         x = helper.make_tensor_value_info("x", TensorProto.UINT8, [tokens, inner])
         y = helper.make_tensor_value_info("y", TensorProto.INT32, [tokens, outer])
         model = helper.make_model(
-            helper.make_graph([node], "product", [x], [y], [weight]), opset_imports=[helper.make_opsetid("", 20)]
+            helper.make_graph([node], "product", [x], [y], [weight]),
+            ir_version=10,
+            opset_imports=[helper.make_opsetid("", 20)],
         )
         session = open_session(model.SerializeToString(), torch.get_num_threads())
         runs.append(partial(session.run, None, {"x": np.random.randint(0, 256, (tokens, inner)).astype(np.uint8)}))
@@ -117,8 +119,8 @@ def main() -> None:
             rows.append({"batch": batch, "engine": name, "pictures_per_second": speed, "times": ratios})
             said = "  ".join(f"{ratio:.2f}x {other}" for other, ratio in ratios.items())
             print(f"batch {batch:2}  {name:19} {speed:6.2f}/s  {said}", flush=True)
-    content = {"command": f"benchmarks/engines.py --model {args.model}", "auto": chosen.name, "rows": rows}
-    content["kind"] = ENGINES[chosen.name].means
+    content = {"command": f"benchmarks/engines.py --model {args.model}", "auto": chosen.prepared.name, "rows": rows}
+    content["kind"] = ENGINES[chosen.prepared.name].means
     print(write_result("engines", content))
 
 

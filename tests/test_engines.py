@@ -74,12 +74,16 @@ def test_several_labels_are_several_decisions() -> None:
     assert found.divergence > 1 and found.same == 0.5
 
 
-def test_merged_tokens_go_to_onnx() -> None:
-    checkpoint = checkpoint_of(TINY)
+@pytest.mark.parametrize("name", ["class", "average", "distilled"])
+def test_merged_tokens_go_to_onnx(name: str) -> None:
+    """Two mergers, of which the second finds tokens that stand for several; any number of pictures."""
+    checkpoint = checkpoint_of(VITS[name])
     assert checkpoint.preprocess is not None
     pictures = sample_pictures(checkpoint.preprocess, 5)
-    engines = [open_engine(name, checkpoint, merged=(4, 0)) for name in ("torch", "onnx")]
-    torch.testing.assert_close(engines[0](pictures), engines[1](pictures), atol=1e-4, rtol=1e-3)
+    engines = [open_engine(each, checkpoint, merged=(4, 4, 0)) for each in ("torch", "onnx")]
+    for count in (1, 5):
+        wanted, found = (engine(pictures[:count]) for engine in engines)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +143,25 @@ def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> No
     checkpoint = checkpoint_of(TINY)
     monkeypatch.setattr(choose, "try_engines", lambda: working("torch", "onnx"))
     monkeypatch.setattr(choose, "measured", lambda *_: ["onnx", "torch"])
-    assert choose.choose(checkpoint).name == "onnx"
+    first = choose.asked("auto", checkpoint)
+    assert first.prepared.name == "onnx" and first.agreement is not None and first.agreement.same == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(choose, "agreement", lambda *_: pytest.fail("compared again"))
+        assert choose.asked("auto", checkpoint).agreement == first.agreement
     checkpoint.tensors["head.bias"][0] += 1  # another model: the verdict on the first does not count
     broken = Kind("onnx", "", lambda *_: lambda pixels: torch.randn(len(pixels), 5))
     monkeypatch.setitem(ENGINES, "onnx", broken)
-    assert choose.choose(checkpoint).name == "torch", "an engine that says something else is never taken"
+    assert choose.asked("auto", checkpoint).prepared.name == "torch", (
+        "an engine that says something else is never taken"
+    )
+
+
+def test_what_compiles_for_every_process_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = checkpoint_of(TINY)
+    monkeypatch.setattr(choose, "ranking", lambda _: ["torch-compiled", "torch"])
+    assert choose.asked("auto", checkpoint, quick=True).prepared.name == "torch"
+    with pytest.raises(ConfigError, match="anew for every process"):
+        choose.asked("torch-compiled", checkpoint, quick=True)
 
 
 def slow_engine(*_: object) -> Engine:
@@ -207,6 +225,15 @@ def test_a_cache_that_cannot_be_written_costs_time_only(own_cache: Path, monkeyp
     for _ in range(2):
         open_engine("onnx", checkpoint_of(TINY))
     assert len(made) == 2
+
+
+def test_a_cache_that_can_only_be_read_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("read only")
+
+    files.keep_file("name", b"content")
+    monkeypatch.setattr(os, "utime", refuse)
+    assert files.read_file("name") == b"content"
 
 
 def test_files_that_were_not_used_for_longest_go_first(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

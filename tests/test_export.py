@@ -222,6 +222,17 @@ def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
     assert kept(some) >= 0.96 and (some == 0.5 or kept(some + 0.01) < 0.96), some
 
 
+def test_merging_through_the_command(model: Path, run: Run) -> None:
+    arguments = ["--verify", model / "data", "--max-drop", 100, "--overwrite"]
+    for option in (["--merge", 0.3], ["--merge-drop", 100]):
+        done = run("export", model / "model", model / "merged.onnx", *option, *arguments)
+        assert done.returncode == 0, done.stderr
+        proof = json.loads((model / "merged.onnx.proof.json").read_text())
+        assert any(proof["merged"]) and proof["accuracy"]["n"]
+    done = run("export", model / "model", model / "less.onnx", "--merge", 0.01, *arguments)
+    assert done.returncode == 2 and "less than one patch" in done.stderr and not (model / "less.onnx").exists()
+
+
 def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
     return {
         "ending": ([model / "model", model / "x.tflite"], "*.onnx, *.pt2"),

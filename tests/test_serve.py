@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -310,7 +311,9 @@ def test_another_engine(folder: Path, tmp_path: Path) -> None:
     data = png()
     with serving(folder, "--engine", "onnx", "--threads", 1, PATCHWORD_CACHE=str(tmp_path)) as server:
         assert httpx.get(f"{server.url}/v1/model").json()["engine"] == "onnx"
-        wanted = Classifier.load(folder)(data)
+        wanted, kept = Classifier.load(folder)(data), tmp_path / "engines/files"
+        assert len(list(kept.iterdir())) == 1
+        shutil.rmtree(kept)
         for _ in range(2):
             (result,) = post(server, "/v1/predict?explain=true", data).json()["results"]
             best = result["predictions"][0]
@@ -320,6 +323,7 @@ def test_another_engine(folder: Path, tmp_path: Path) -> None:
             os.kill(server.worker(), signal.SIGKILL)
         assert post(server, "/v1/predict", data).status_code == 200
         assert time.monotonic() - start < 20  # 2 s on a quiet machine
+    assert not kept.exists()
 
 
 def test_sigterm_loses_no_accepted_request(folder: Path) -> None:

@@ -135,12 +135,10 @@ class Classifier(Encoder):
     def opened(self, engine: str) -> Engine:
         if engine == "torch":
             return torch_engine(self.checkpoint, self.model)
-        from .engines.choose import choose, open_asked
+        from .engines.choose import asked
 
-        if engine != "auto":
-            return open_asked(engine, self.checkpoint)
-        chosen = choose(self.checkpoint)
-        self.engine_name, self.chosen = chosen.name, chosen.said()
+        chosen = asked(engine, self.checkpoint)
+        self.engine_name, self.chosen = chosen.prepared.name, chosen.said()
         return chosen.engine
 
     @classmethod

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
     from ..checkpoints import Checkpoint
     from ..classifier import Classifier
+    from ..config import ModelConfig
     from ..engines.bench import Measured
     from ..evaluation import Labelled
     from ..evaluation.proof import Proof
+
+LOSS = 0.5  # points of accuracy that a file may lose if nothing else is said
 
 
 def export(
@@ -33,7 +36,7 @@ def export(
     merge_drop: float | None = None,
     verify: Annotated[str | None, words("DATA")] = None,
     calibrate: Annotated[str | None, words("DATA")] = None,
-    max_drop: float = 0.5,
+    max_drop: float | None = None,
     overwrite: Flag = False,
 ) -> int:
     """Write a model as a file that runs without patchword: OUT.onnx, OUT.pt2 (torch.export) or OUT.xml (OpenVINO).
@@ -51,20 +54,20 @@ def export(
         merge_drop: merge as many as cost at most so many points of accuracy, chosen on every second picture of --verify
         verify: labelled pictures, as for evaluate, on which accuracy is measured before and after
         calibrate: pictures whose values set the ranges of int8; some photographs by default
-        max_drop: points of accuracy that may be lost, else nothing is written
+        max_drop: points of accuracy that may be lost, else nothing is written; 0.5, and --merge-drop on top, by default
         overwrite: replace the file if it is there
     """
     if verify is None and (int8 or merge or merge_drop is not None):
         raise ConfigError("--int8 and --merge change answers: give --verify DATA, so that the loss is known.")
     if calibrate is not None and not int8:
         raise ConfigError("--calibrate goes with --int8: nothing else needs to be calibrated.")
+    max_drop = max_drop if max_drop is not None else LOSS + (merge_drop or 0.0)
     check_numbers(merge, merge_drop, max_drop)
     from ..checkpoints.files import atomic_output
     from ..classifier import Classifier
     from ..engines.export import Wanted, check_format, make_file
     from ..evaluation import labelled_pictures
     from ..evaluation.proof import prove
-    from ..models.lean import merging
 
     out = out.expanduser().resolve()
     check_format(out, Wanted(int8, whole))
@@ -77,7 +80,7 @@ def export(
     check_labels(classifier, model, pictures)
     if merge_drop is not None:
         merge, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
-    wanted = Wanted(int8, whole, merging(checkpoint.config, merge) if merge else ())
+    wanted = Wanted(int8, whole, merged_by(checkpoint.config, merge))
     say(f"making {out.name}")
     with atomic_output(out, overwrite=overwrite) as made:
         engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
@@ -123,6 +126,15 @@ def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: 
         part = choose_merging(classifier, pictures, points / 100, step)
     say(f"merging {part:.0%} of the patches in each block behind the first quarter")
     return part
+
+
+def merged_by(config: "ModelConfig", part: float) -> tuple[int, ...]:
+    from ..models.lean import merging
+
+    merged = merging(config, part) if part else ()
+    if part and not any(merged):
+        raise ConfigError(f"--merge {part:g} is less than one patch of this model's in any block.")
+    return merged
 
 
 def put_weights(made: Path, weights: Path) -> None:

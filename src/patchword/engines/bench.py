@@ -41,7 +41,7 @@ class Measured:
     agreement: Agreement | None = None
     mebibytes: float = 0.0  # that the process grew by when it was opened and first used
     size: float = 0.0  # mebibytes of what it is opened from
-    seconds: float = 0.0  # that opening took, with making that if it was not kept from an earlier time
+    seconds: float = 0.0  # that opening it and the first answers took
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def bench(
 def try_opening(
     name: str, checkpoint: Checkpoint, pictures: Tensor, wanted: Tensor
 ) -> tuple[dict[str, Any], Engine | None]:
-    start = time.perf_counter()
     try:
+        prepare(name, checkpoint)  # what making the file takes is not counted
+        start, before = time.perf_counter(), resident()
         prepared = prepare(name, checkpoint)
-        before = resident()  # what making the file took is not counted
         engine = prepared.opened(checkpoint)
         said = answers(engine, pictures)
     except Exception as error:  # whatever a library stumbles on: the others are measured all the same

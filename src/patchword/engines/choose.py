@@ -1,7 +1,7 @@
 """`engine="auto"`: the fastest engine for a model on this machine whose answers stay close to the model's."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from .agreement import Agreement, agreement, answers, other_pictures, sample_pic
 from .engine import ENGINES, Engine, Prepared, first_line, open_engine, prepare
 from .files import digest
 from .kept import keep, recall
+from .probe import fingerprint
 from .trial import key, known, try_engines
 from .turns import in_turns
 
@@ -19,23 +20,47 @@ WORTH = 1.05  # times torch's speed: less is not worth the time that opening tak
 SHORT_LIST = 2  # engines that are tried with the model itself, and the fastest in fp32
 SECONDS = 2.0  # for which each is timed
 TIMED = 8  # pictures at a time
+SLOW = ("torch-compiled",)  # to open: compiled in every process
 
 
 @dataclass(frozen=True)
 class Choice:
     """An engine, and how far its answers are those of torch in fp32."""
 
-    name: str
+    prepared: Prepared
     engine: Engine
-    agreement: Agreement | None = None  # None: it is torch
+    agreement: Agreement | None = None  # None: it is torch, or was asked for
 
     def said(self) -> str:
-        if self.agreement is None:
-            return self.name
-        return f"{self.name} (the class is torch's for {self.agreement.same:.0%} of {self.agreement.pictures} pictures)"
+        name, found = self.prepared.name, self.agreement
+        if found is None:
+            return name
+        same = f"the class is torch's for {found.same:.0%} of {found.pictures}"
+        return f"{name} (on parts of two photographs, {same}, divergence {found.divergence:.2g} nats)"
 
 
-def choose(checkpoint: Checkpoint) -> Choice:
+def asked(name: str, checkpoint: Checkpoint, *, quick: bool = False) -> Choice:
+    """The engine that a user named, or the fastest; what it cannot do is told at once, and not by the first picture.
+
+    Args:
+        quick: only engines that can be opened within a second or two, again and again
+    """
+    if name == "auto":
+        return choose(checkpoint, quick=quick)
+    if name in SLOW and quick:
+        raise ConfigError(f"The engine {name} would compile the model anew for every process. Choose another, or auto.")
+    verdict = known(name) if name in ENGINES else None
+    if verdict is not None and not verdict.works:
+        raise ConfigError(f"The engine {name} does not work on this machine: {verdict.why}. See patchword doctor.")
+    try:
+        return opened(name, checkpoint)
+    except PatchwordError:
+        raise
+    except Exception as error:  # whatever a library stumbles on
+        raise ConfigError(f"The engine {name} cannot run this model: {first_line(error)}") from error
+
+
+def choose(checkpoint: Checkpoint, *, quick: bool = False) -> Choice:
     """The fastest of those that agree with torch on photographs.
 
     Which is fastest is measured once for each architecture and machine; that they agree, once for each model.
@@ -43,57 +68,41 @@ def choose(checkpoint: Checkpoint) -> Choice:
     for name in ranking(checkpoint):
         if name == "torch":
             break
-        engine = tried(name, checkpoint)
-        if engine is not None and (found := agreeing(name, engine, checkpoint)).faithful(ENGINES[name].exact):
-            return Choice(name, engine, found)
-    return Choice("torch", open_engine("torch", checkpoint))
+        if quick and name in SLOW:
+            continue
+        choice = tried(name, checkpoint)
+        if choice is not None and (found := agreeing(choice, checkpoint)).faithful(ENGINES[name].exact):
+            return replace(choice, agreement=found)
+    return opened("torch", checkpoint)
 
 
-def agreeing(name: str, engine: Engine, checkpoint: Checkpoint) -> Agreement:
-    """With torch, on photographs that had no part in calibration."""
+def agreeing(choice: Choice, checkpoint: Checkpoint) -> Agreement:
+    """With torch, on other parts of the photographs than those that calibrated it."""
     assert checkpoint.preprocess is not None
     pictures = other_pictures(checkpoint.preprocess)
-    place = f"agreement-{digest(name, checkpoint, pictures, ())}"
+    place = f"agreement-{fingerprint()}-{digest(choice.prepared.name, checkpoint, pictures, ())}"
     found = recall(place, lambda said: Agreement(**said))  # type: ignore[arg-type]
     if found is None:
         wanted = answers(open_engine("torch", checkpoint), pictures)
-        found = agreement(wanted, answers(engine, pictures), checkpoint.several)
+        found = agreement(wanted, answers(choice.engine, pictures), checkpoint.several)
         keep(place, vars(found))
     return found
 
 
-def prepare_asked(name: str, checkpoint: Checkpoint) -> Prepared:
-    """What a user named, or the fastest, to be opened in another process."""
-    if name == "auto":
-        name = choose(checkpoint).name
-    elif name != "torch":
-        open_asked(name, checkpoint)  # what it cannot do is told here
-    return prepare(name, checkpoint)
+def opened(name: str, checkpoint: Checkpoint) -> Choice:
+    """The engine, after its first answer."""
+    prepared = prepare(name, checkpoint)
+    engine = prepared.opened(checkpoint)
+    engine(blank(checkpoint))
+    return Choice(prepared, engine)
 
 
-def open_asked(name: str, checkpoint: Checkpoint) -> Engine:
-    """The engine that a user named; what it cannot do is told at once, and not by the first picture."""
-    verdict = known(name) if name in ENGINES else None
-    if verdict is not None and not verdict.works:
-        raise ConfigError(f"The engine {name} does not work on this machine: {verdict.why}. See patchword doctor.")
+def tried(name: str, checkpoint: Checkpoint) -> Choice | None:
+    """The same, if it can run this model at all."""
     try:
-        engine = open_engine(name, checkpoint)
-        engine(blank(checkpoint))
-    except PatchwordError:
-        raise
-    except Exception as error:  # whatever a library stumbles on
-        raise ConfigError(f"The engine {name} cannot run this model: {first_line(error)}") from error
-    return engine
-
-
-def tried(name: str, checkpoint: Checkpoint) -> Engine | None:
-    """The engine, if it can run this model at all."""
-    try:
-        engine = open_engine(name, checkpoint)
-        engine(blank(checkpoint))
+        return opened(name, checkpoint)
     except Exception:  # whatever a library stumbles on: the others remain
         return None
-    return engine
 
 
 def blank(checkpoint: Checkpoint) -> Tensor:
@@ -122,8 +131,8 @@ def measured(checkpoint: Checkpoint) -> list[str]:
     exact = [each for each in best if ENGINES[each.name].exact]
     engines = {"torch": open_engine("torch", checkpoint)}
     for name in dict.fromkeys(each.name for each in [*best[:SHORT_LIST], *exact[:1]]):
-        if (engine := tried(name, checkpoint)) is not None:
-            engines[name] = engine
+        if (choice := tried(name, checkpoint)) is not None:
+            engines[name] = choice.engine
     assert checkpoint.preprocess is not None
     times = in_turns(engines, sample_pictures(checkpoint.preprocess, TIMED), SECONDS)
     names = sorted(engines, key=lambda name: min(times[name]))

@@ -1,7 +1,7 @@
 """Where a model runs: each engine turns uint8 pictures, as the model sees them, into logits."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 import torch
@@ -41,7 +41,7 @@ class Prepared:
     """An engine that can be opened fast, here or in another process."""
 
     name: str
-    file: bytes = b""  # what it is started from; empty: the model itself
+    file: bytes = field(default=b"", repr=False)  # what it is started from; empty: the model itself
 
     def opened(self, checkpoint: Checkpoint, merged: Merged = ()) -> Engine:
         kind = ENGINES[self.name]
@@ -77,7 +77,7 @@ def prepare(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None
 
         assert checkpoint.preprocess is not None
         calibration = sample_pictures(checkpoint.preprocess)
-    place = digest(name, checkpoint, calibration, merged)
+    place = digest(kind.make.__name__, checkpoint, calibration, merged)  # engines may share a file
     file = read_file(place)
     if file is None:
         file = kind.make(checkpoint, calibration, merged)

@@ -19,11 +19,12 @@ from ..errors import DataError
 from .probe import versions
 
 MOST_KEPT = 2**32  # bytes of all files; those that were not used for longest go first
-LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf")
+CODE = ("engines", "models", "config", "checkpoints/checkpoint.py", "preprocess.py")
 
 
-def digest(engine: str, checkpoint: Checkpoint, calibration: Tensor, merged: Sequence[int]) -> str:
-    said = f"{engine} {checkpoint.config.to_json()} {checkpoint.preprocess} {checkpoint.temperature} "
+def digest(purpose: str, checkpoint: Checkpoint, calibration: Tensor, merged: Sequence[int]) -> str:
+    said = f"{purpose} {checkpoint.config.to_json()} {checkpoint.preprocess} {checkpoint.temperature} "
     whole = hashlib.sha256(f"{said} {checkpoint.several} {list(merged)} {made_by()}".encode())
     for name, tensor in sorted(checkpoint.tensors.items()):
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -36,8 +37,9 @@ def digest(engine: str, checkpoint: Checkpoint, calibration: Tensor, merged: Seq
 def made_by() -> str:
     """Versions of the libraries, and the code of patchword that has a part in it."""
     code, package = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(p for folder in ("engines", "models") for p in (package / folder).glob("*.py")):
-        code.update(path.read_bytes())
+    for place in (package / name for name in CODE):
+        for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+            code.update(path.read_bytes())
     return " ".join([code.hexdigest(), *versions(LIBRARIES)])
 
 
@@ -46,8 +48,9 @@ def read_file(name: str) -> bytes | None:
     with contextlib.suppress(OSError, DataError):
         path = folder() / name
         content = path.read_bytes()
-        if hashlib.sha256(content[32:]).digest() == content[:32]:
-            os.utime(path)
+        if hashlib.sha256(memoryview(content)[32:]).digest() == content[:32]:
+            with contextlib.suppress(OSError):  # a folder that can only be read
+                os.utime(path)
             return content[32:]
     return None
 
@@ -66,7 +69,11 @@ def keep_file(name: str, content: bytes) -> None:
 
 
 def make_room() -> None:
-    files = sorted(((path.stat(), path) for path in folder().iterdir()), key=lambda each: each[0].st_mtime_ns)
+    files = []
+    for path in folder().iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            files.append((path.stat(), path))
+    files.sort(key=lambda each: each[0].st_mtime_ns)
     total = sum(state.st_size for state, _ in files)
     for state, path in files[:-1]:
         if total <= MOST_KEPT:

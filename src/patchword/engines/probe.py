@@ -62,8 +62,6 @@ def measure() -> Abilities:
 
 def fingerprint() -> str:
     """Of what the verdict depends on."""
-    from importlib.metadata import version
-
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else [platform.processor(), platform.machine()]
     said = [line for line in lines if line.startswith(("model name", "flags", "microcode"))][:3] or lines

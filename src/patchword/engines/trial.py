@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from .engine import ENGINES, Engine
+from .files import made_by
 from .kept import keep, recall
-from .probe import fingerprint, versions
+from .probe import fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PATIENCE = 300.0  # seconds for one engine
 ROUNDS = 5
-FORM = "1"  # of a trial: what an older one said does not count
 LASTING = ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE")  # unlike SIGKILL, which want of memory sends
 CHILD = "import sys; from patchword.engines.trial import attempt; attempt(sys.argv[1])"
 
@@ -62,8 +62,8 @@ def known(name: str) -> Verdict | None:
 
 
 def key(name: str) -> str:
-    """Changes with what a verdict depends on: the processor, its cores in use, versions, the compiler."""
-    said = [fingerprint(), name, str(os.environ.get("OMP_NUM_THREADS")), FORM, *versions(ENGINES[name].needs)]
+    """Changes with what a verdict depends on: the processor, its cores in use, code and versions, the compiler."""
+    said = [fingerprint(), name, str(os.environ.get("OMP_NUM_THREADS")), made_by()]
     if name == "torch-compiled":
         said.append(str(shutil.which("g++") or shutil.which("clang++") or shutil.which("cl")))
     return f"trial-{hashlib.sha256(' '.join(said).encode()).hexdigest()[:24]}"

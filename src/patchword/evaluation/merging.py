@@ -6,7 +6,7 @@ from ..classifier import BATCH_SIZE, Classifier
 from ..config import ViTConfig
 from ..engines import torch_engine
 from ..errors import ConfigError
-from ..models.lean import merging
+from ..models.lean import LeanViT, merging
 from .measure import Labelled, graded
 from .metrics import Tally
 from .proof import ROUNDING
@@ -25,6 +25,7 @@ def choose_merging(
     config = classifier.checkpoint.config
     if not isinstance(config, ViTConfig) or classifier.checkpoint.several:
         raise ConfigError("How many patches to merge is chosen for ViTs that give one class for each picture.")
+    LeanViT(classifier.model, merging(config, MOST / 100))  # what cannot be merged is told before anything is measured
     whole = accuracy(classifier, pictures, on_progress)
     good, bad = 0, MOST + 1
     while bad - good > 1:

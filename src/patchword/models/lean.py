@@ -170,10 +170,11 @@ def merge(
     # Whole rows are moved, which every engine does fast, out of all pictures' tokens in one list.
     carried = torch.cat([x * sizes, sizes], dim=-1)  # sums can be added; the mean comes at the end
     batch, length, width = carried.shape
-    front, second = torch.arange(prefix), torch.arange(prefix + 1, length, 2)
+    front, second = torch.arange(prefix, device=x.device), torch.arange(prefix + 1, length, 2, device=x.device)
     stays = torch.cat([front.expand(batch, -1), prefix + 2 * kept, second.expand(batch, -1)], dim=1)
     rest = taken(carried, stays).flatten(0, 1)
-    goals = prefix + kept.shape[1] + partners.gather(1, gone) + torch.arange(batch)[:, None] * stays.shape[1]
+    starts = torch.arange(batch, device=x.device)[:, None] * stays.shape[1]
+    goals = starts + prefix + kept.shape[1] + partners.gather(1, gone)
     rest = rest.index_put((goals.flatten(),), taken(carried, prefix + 2 * gone).flatten(0, 1), accumulate=True)
     whole = rest.view(batch, -1, width)
     return whole[..., :-1] / whole[..., -1:], whole[..., -1:]
@@ -181,7 +182,7 @@ def merge(
 
 def taken(tokens: Tensor, places: Tensor) -> Tensor:
     """(B, N, D), (B, n) to (B, n, D)."""
-    starts = torch.arange(tokens.shape[0])[:, None] * tokens.shape[1]
+    starts = torch.arange(tokens.shape[0], device=tokens.device)[:, None] * tokens.shape[1]
     return tokens.flatten(0, 1).index_select(0, (starts + places).flatten()).view(*places.shape, tokens.shape[2])
 
 

@@ -15,7 +15,8 @@ from ..checkpoints import Checkpoint, read_checkpoint
 from ..checkpoints.card import without_paths
 from ..classifier import Classifier, find_class
 from ..config import ViTConfig
-from ..engines.choose import prepare_asked
+from ..engines.choose import asked
+from ..engines.turns import thread_limit
 from ..errors import ConfigError
 from .guard import Guard
 from .limits import Limits
@@ -95,7 +96,9 @@ def create_app(
         raise ConfigError("Only a model with a head that takes pictures can be served.")
     if token is not None and not token.strip():
         raise ConfigError("The token is empty. Give one, or none at all.")
-    limits, meters, prepared = limits or Limits(), Meters(log), prepare_asked(engine, checkpoint)
+    limits, meters = limits or Limits(), Meters(log)
+    with thread_limit(threads):
+        prepared = asked(engine, checkpoint, quick=True).prepared
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -141,7 +141,7 @@ def serve_model(connection: Connection, said: bytes, engine: Prepared, threads: 
     fields, arrays = pickle.loads(said)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     checkpoint = Checkpoint(tensors=tensors, **fields)
-    classifier = Classifier(checkpoint, engine.opened(checkpoint))
+    classifier = Classifier(checkpoint, "torch" if engine.name == "torch" else engine.opened(checkpoint))
     while True:
         try:
             question = connection.recv()
