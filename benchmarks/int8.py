@@ -30,7 +30,7 @@ from patchword.evaluation import labelled_pictures
 from patchword.models.lean import merging
 
 CALIBRATION, BATCH = 48, 16
-OURS = ("onnx", "onnx-int8", "onnx-static", "openvino", "openvino-int8")
+OURS = ("onnx", "onnx-int8", "onnx-merged", "onnx-static", "openvino", "openvino-int8")
 
 
 def theirs(packed: Packed) -> Engine:

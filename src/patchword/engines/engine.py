@@ -10,13 +10,14 @@ from torch import Tensor
 from ..checkpoints import Checkpoint
 from ..errors import ConfigError
 from ..models import Model
-from ..models.lean import lean
+from ..models.lean import lean, merging
 from .files import digest, keep_file, read_file
 from .packed import Packed
 
 Engine = Callable[[Tensor], Tensor]  # uint8 (B, H, W, C) to float32 (B, K), divided by the temperature
 Merged = Sequence[int]
 CALIBRATION = 48  # pictures, where none are given
+MERGED = 0.1  # of the patches in each block behind the first quarter, by the engine that merges
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,10 @@ def make_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> by
     return int8_dynamic(make_onnx(int8_ready(checkpoint, calibration, merged)))
 
 
+def make_merged(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
+    return make_int8(checkpoint, calibration, merged or merging(checkpoint.config, MERGED))
+
+
 def make_static(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
     from .onnx import make_onnx
     from .quantise import int8_ready, int8_static
@@ -184,6 +189,7 @@ ENGINES = {
         Kind("torch-int8", "PyTorch, int8 by token", open_torch_int8, exact=False),
         Kind("onnx", "ONNX Runtime, fp32", None, make_fp32, start_onnx, _ONNX),
         Kind("onnx-int8", "ONNX Runtime, int8, ranges of each batch", None, make_int8, start_onnx, _ONNX, False),
+        Kind("onnx-merged", "... and a tenth of the patches merged", None, make_merged, start_onnx, _ONNX, False),
         Kind("onnx-static", "ONNX Runtime, int8, ranges measured before", None, make_static, start_onnx, _ONNX, False),
         Kind("openvino", "OpenVINO, fp32", None, make_fp32, start_openvino, _VINO),
         Kind("openvino-int8", "OpenVINO, int8 by NNCF", None, make_nncf, start_nncf, (*_VINO, "nncf"), False),
