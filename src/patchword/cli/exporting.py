@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..evaluation import Labelled
     from ..evaluation.proof import Proof
 
+FEW = 500  # pictures, on which half a point is less than three of them
 LOSS = 0.5  # points of accuracy that a file may lose if nothing else is said
 
 
@@ -51,14 +52,14 @@ def export(
         whole: resizing, cropping and probabilities in the graph: pictures of any size in
         int8: eight bits in the large matrix products; needs --verify
         merge: part of the patches to merge in each block behind the first quarter, e.g. 0.15; needs --verify
-        merge_drop: merge as many as cost at most so many points of accuracy, chosen on every second picture of --verify
+        merge_drop: merge as many as cost at most so many points, chosen on every second picture of --verify, as above
         verify: labelled pictures, as for evaluate, on which accuracy is measured before and after
         calibrate: pictures whose values set the ranges of int8; some photographs by default
         max_drop: points of accuracy that may be lost, else nothing is written; 0.5, and --merge-drop on top, by default
         overwrite: replace the file if it is there
     """
     if verify is None and (int8 or merge or merge_drop is not None):
-        raise ConfigError("--int8 and --merge change answers: give --verify DATA, so that the loss is known.")
+        raise ConfigError("--int8, --merge and --merge-drop change answers: give --verify DATA, so the loss is known.")
     if calibrate is not None and not int8:
         raise ConfigError("--calibrate goes with --int8: nothing else needs to be calibrated.")
     max_drop = max_drop if max_drop is not None else LOSS + (merge_drop or 0.0)
@@ -72,12 +73,15 @@ def export(
     out = out.expanduser().resolve()
     check_format(out, Wanted(int8, whole))
     weights = out.with_suffix(".bin")
-    if out.suffix == ".xml" and weights.exists() and not overwrite:
-        raise ConfigError(f"{weights} exists already. Choose another name, or add --overwrite.")
+    for path in (out, weights) if out.suffix == ".xml" else (out,):
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path} exists already. Choose another name, or add --overwrite.")
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
     pictures = labelled_pictures(verify, checkpoint.several) if verify else []
     check_labels(classifier, model, pictures)
+    if (int8 or merge or merge_drop is not None) and len(pictures) < FEW:
+        say(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
     if merge_drop is not None:
         merge, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
     wanted = Wanted(int8, whole, merged_by(checkpoint.config, merge))
@@ -86,7 +90,15 @@ def export(
         engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
         with progress("comparing", 2 * len(pictures)) as step:
             proof = prove(classifier, engine, wanted, pictures, max_drop / 100, step)
-        said = {"file": out.name, **stated(made), "model": model, "verify": verify, **vars(wanted), **proof.to_json()}
+        said = {
+            "file": out.name,
+            **stated(made),
+            "model": model,
+            "verify": verify,
+            "max_drop": max_drop,
+            **vars(wanted),
+            **proof.to_json(),
+        }
         write_proof(out.with_name(f"{out.name}.proof.json"), said)
         put_weights(made, weights)
     print_proof(out, said["bytes"], proof)
@@ -124,7 +136,7 @@ def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: 
 
     with progress("choosing", STEPS * len(pictures)) as step:
         part = choose_merging(classifier, pictures, points / 100, step)
-    say(f"merging {part:.0%} of the patches in each block behind the first quarter")
+    say(f"merging {part:.0%} of the patches in each block behind the first quarter, by {len(pictures)} pictures")
     return part
 
 
@@ -169,12 +181,13 @@ def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
 def print_proof(out: Path, size: int, proof: "Proof") -> None:
     found = proof.agreement
     print(f"file       {out}, {size / 2**20:.1f} MiB")
-    same = f"{found.same:.1%} of {found.pictures} pictures get the same class"
+    same = f"{found.same:.1%} of {found.pictures} pictures that were compared one by one get the same class"
     print(f"agreement  {same}, divergence {found.divergence:.2g}")
     if proof.accuracy is not None:
         each = proof.accuracy
-        print(f"accuracy   {each['before']:.2%} before, {each['after']:.2%} after, of {each['n']} pictures")
-    print(f"speed      {proof.speed_before:.1f} pictures per second before, {proof.speed_after:.1f} after")
+        chance = f" (p = {each['p_value']:.2g})" if "p_value" in each else ""
+        print(f"accuracy   {each['before']:.2%} before, {each['after']:.2%} after, of {each['n']} pictures{chance}")
+    print(f"speed      {proof.speed_before:.1f} pictures per second in PyTorch, {proof.speed_after:.1f} from the file")
 
 
 def bench(

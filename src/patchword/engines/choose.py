@@ -35,8 +35,10 @@ class Choice:
         name, found = self.prepared.name, self.agreement
         if found is None:
             return name
-        same = f"the class is torch's for {found.same:.0%} of {found.pictures}"
-        return f"{name} (on parts of two photographs, {same}, divergence {found.divergence:.2g} nats)"
+        same = f"on {found.pictures} parts of photographs its class is torch's {found.same:.0%} of the time"
+        return (
+            f"{name} ({ENGINES[name].means}; {same}, divergence {found.divergence:.2g} nats; --engine torch is exact)"
+        )
 
 
 def asked(name: str, checkpoint: Checkpoint, *, quick: bool = False) -> Choice:

@@ -1,8 +1,8 @@
 """The ONNX form of a model: made by torch, run by ONNX Runtime."""
 
 import contextlib
+import io
 import logging
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -44,10 +44,10 @@ def make_onnx(packed: Packed) -> "onnx.ModelProto":
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters tell of what they skip and of what they will change some day; standard output belongs to results."""
+    """Exporters tell of what they skip and of what they will change some day, and draw bars of their own."""
     names = ("torch.onnx", "onnxscript", "onnx_ir", "root", "nncf")
     levels = {name: logging.getLogger(name).level for name in names}
-    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         for name in names:
             logging.getLogger(name).setLevel(logging.ERROR)
