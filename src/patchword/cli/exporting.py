@@ -73,14 +73,12 @@ def export(
     out = out.expanduser().resolve()
     check_format(out, Wanted(int8, whole))
     weights = out.with_suffix(".bin")
-    for path in (out, weights) if out.suffix == ".xml" else (out,):
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path} exists already. Choose another name, or add --overwrite.")
+    check_room([out, weights] if out.suffix == ".xml" else [out], overwrite)
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
     pictures = labelled_pictures(verify, checkpoint.several) if verify else []
     check_labels(classifier, model, pictures)
-    if (int8 or merge or merge_drop is not None) and len(pictures) < FEW:
+    if verify and len(pictures) < FEW:
         say(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
     if merge_drop is not None:
         merge, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
@@ -90,19 +88,18 @@ def export(
         engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
         with progress("comparing", 2 * len(pictures)) as step:
             proof = prove(classifier, engine, wanted, pictures, max_drop / 100, step)
-        said = {
-            "file": out.name,
-            **stated(made),
-            "model": model,
-            "verify": verify,
-            "max_drop": max_drop,
-            **vars(wanted),
-            **proof.to_json(),
-        }
+        said = {"file": out.name, **stated(made), "model": model, "verify": verify, "max_drop": max_drop}
+        said |= {**vars(wanted), **proof.to_json()}
         write_proof(out.with_name(f"{out.name}.proof.json"), said)
         put_weights(made, weights)
     print_proof(out, said["bytes"], proof)
     return 0
+
+
+def check_room(paths: list[Path], overwrite: bool) -> None:
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path} exists already. Choose another name, or add --overwrite.")
 
 
 def check_numbers(merge: float, merge_drop: float | None, max_drop: float) -> None:

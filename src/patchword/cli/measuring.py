@@ -50,7 +50,6 @@ def evaluate(
     from ..classifier import Classifier
     from ..evaluation import evaluate as measure
     from ..evaluation import labelled_pictures
-    from ..evaluation.robustness import robustness
     from ..evaluation.table import write_rows
     from ..figures.files import require_room
 
@@ -71,14 +70,18 @@ def evaluate(
     if csv:
         write_rows(csv, result.rows)
         say(f"wrote {csv}")
-    robust = None
-    if corruptions:
-        with progress("making worse", len(pictures)) as step:
-            robust = robustness(classifier, pictures, step)
+    robust = made_worse(classifier, pictures) if corruptions else None
     if out:
         write_evaluation_page(out, model, data, classifier, pictures, result, robust)
     print_result(result, robust, pictures[0].part, json)
     return report_unread(result.skipped, len(pictures))
+
+
+def made_worse(classifier: "Classifier", pictures: "list[Labelled]") -> "Robustness":
+    from ..evaluation.robustness import robustness
+
+    with progress("making worse", len(pictures)) as step:
+        return robustness(classifier, pictures, step)
 
 
 def print_result(result: "Evaluation", robust: "Robustness | None", part: str, json: bool) -> None:

@@ -18,6 +18,17 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+@contextlib.contextmanager
+def thread_limit(threads: int | None) -> Iterator[None]:
+    """So many cores for what is done within; None: as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def ahead(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """`function` of each item, in order, on threads that each keep to one core; with no workers, when asked.
 

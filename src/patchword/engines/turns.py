@@ -1,10 +1,7 @@
 """Engines timed in turns, so that noise, which comes in stretches, hits all alike."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from .engine import Engine
@@ -25,14 +22,3 @@ def in_turns(engines: dict[str, Engine], pixels: Tensor, seconds: float) -> dict
             times[name].append(time.perf_counter() - start)
         rounds += 1
     return times
-
-
-@contextmanager
-def thread_limit(threads: int | None) -> Iterator[None]:
-    """So many cores for what is measured within; None: as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
