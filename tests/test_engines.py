@@ -159,6 +159,7 @@ def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_compiles_for_every_process_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoint_of(TINY)
     monkeypatch.setattr(choose, "ranking", lambda _: ["torch-compiled", "torch"])
+    monkeypatch.setattr(choose, "tried", lambda *_: pytest.fail("it was opened"))
     assert choose.asked("auto", checkpoint, quick=True).prepared.name == "torch"
     with pytest.raises(ConfigError, match="anew for every process"):
         choose.asked("torch-compiled", checkpoint, quick=True)

@@ -306,18 +306,20 @@ def test_a_killed_worker_costs_its_batch_only(server: Server) -> None:
     assert server.meter("patchword_worker_restarts_total") == before + 2
 
 
-def test_another_engine(folder: Path, tmp_path: Path) -> None:
+def test_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says, and that it comes back after its process was killed, with nothing made anew."""
-    data = png()
-    with serving(folder, "--engine", "onnx", "--threads", 1, PATCHWORD_CACHE=str(tmp_path)) as server:
-        assert httpx.get(f"{server.url}/v1/model").json()["engine"] == "onnx"
-        wanted, kept = Classifier.load(folder)(data), tmp_path / "engines/files"
+    data, kept = png(), tmp_path / "engines/files"
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
+    with serving(folder, "--engine", "onnx-int8", "--threads", 1) as server:
+        assert httpx.get(f"{server.url}/v1/model").json()["engine"] == "onnx-int8"
+        wanted, exact = Classifier.load(folder, "onnx-int8")(data), Classifier.load(folder)(data)
+        assert abs(wanted.probability - exact.probability) > 1e-5, "int8 can be told from fp32"
         assert len(list(kept.iterdir())) == 1
         shutil.rmtree(kept)
         for _ in range(2):
             (result,) = post(server, "/v1/predict?explain=true", data).json()["results"]
             best = result["predictions"][0]
-            assert best["label"] == wanted.label and abs(best["probability"] - wanted.probability) < 1e-4
+            assert best["label"] == wanted.label and abs(best["probability"] - wanted.probability) < 1e-6
             assert result["explanation"]["index"] == best["index"]
             start = time.monotonic()
             os.kill(server.worker(), signal.SIGKILL)
