@@ -4,7 +4,7 @@
 
 Each point is a run of its own, `patchword train RECIPE --budget Nm`, so that its schedule is laid over just those
 minutes: 4 x 65 minutes in all. A point that results/crossing.json has already is not run again, so it can be made in
-parts. Writes results/crossing.json and docs/crossing.svg.
+parts, but only on one kind of machine. Writes results/crossing.json and docs/crossing.svg.
 """
 
 import argparse
@@ -36,9 +36,10 @@ def measure(recipe: str, minutes: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchword", "train", path, "--budget", f"{minutes}m", "--seed", str(seed)]
         done = subprocess.run([*command, "--out", f"{folder}/run", "--json"], stdout=subprocess.PIPE, check=True)
+        config = json.loads(Path(folder, "run/config.json").read_text())["config"]
     said = json.loads(done.stdout)
     figures = {"val": said["val"]["top1"], "test": said["test"]["top1"]}
-    return {**figures, "steps": said["steps"], "seconds": said["seconds"]}
+    return {**figures, "steps": said["steps"], "seconds": said["seconds"], "precision": config["precision"]}
 
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
@@ -66,15 +67,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, nargs="+", default=[5, 10, 20, 30])
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    path = RESULTS / "crossing.json"
+    path, here = RESULTS / "crossing.json", machine()
     points = json.loads(path.read_text())["points"] if path.exists() else []
+    assert all(p["machine"] == here for p in points), "results/crossing.json has points of another machine"
     done = {(p["series"], p["minutes"], p["seed"]) for p in points}
     for minutes in args.minutes:
         for name, recipe in SERIES.items():
             if (name, minutes, args.seed) in done:
                 continue
             point = {"series": name, "minutes": minutes, "seed": args.seed, **measure(recipe, minutes, args.seed)}
-            points.append({**point, "commit": COMMIT, "machine": machine()["cpu"]})
+            points.append({**point, "commit": COMMIT, "machine": here})
             print(f"{name:12} {minutes:3} min  val {point['val']:.2%}  test {point['test']:.2%}", flush=True)
             write_result("crossing", {"points": points})
             draw(points, HERE.parent / "docs/crossing.svg")

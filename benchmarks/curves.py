@@ -27,7 +27,7 @@ def main() -> None:
             run = json.loads((RESULTS / f"{name}.json").read_text())
             minutes = [point["seconds"] / 60 for point in run["val_curve"]]
             accuracy = [point["top1"] for point in run["val_curve"]]
-            said = f"{label}: {run['test']['top1']:.1%} on test"
+            said = f"{label}, {run['machine']['capability']}: {run['test']['top1']:.1%} on test"
             axes.plot(minutes, accuracy, "o-", color=colour, linewidth=2, markersize=3, label=said)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_ylim(0.5, 0.95)

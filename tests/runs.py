@@ -234,8 +234,18 @@ def is_finished(run: Path) -> bool:
 MOMENTS = {"save": is_saving, "evaluation": is_evaluating, "finish": is_finishing}
 
 
-def wait_for(moment: str | float, run: Path) -> None:
-    """Until the run does the named thing anew, has lived for so many seconds, or is finished."""
+def last_step(run: Path) -> int:
+    """The last step that has a row, so far."""
+    path = run / "metrics.jsonl"
+    found = re.findall(rb'"step": (\d+),', path.read_bytes()) if path.exists() else []
+    return int(found[-1]) if found else 0
+
+
+def wait_for(moment: str | int | float, run: Path) -> None:
+    """Until the run does the named thing anew, has come to that step, has lived for so many seconds, or is finished."""
+    if isinstance(moment, int):
+        until(lambda: last_step(run) >= moment or is_finished(run))
+        return
     if isinstance(moment, float):
         until(lambda: is_finished(run), moment)
         return
@@ -249,7 +259,7 @@ def go_on(nursery: Nursery, recipe: str, run: Path) -> Child:
     return nursery.run("resume", run) if run.exists() else nursery.run("train", recipe, "--out", run)
 
 
-def killed_again_and_again(nursery: Nursery, recipe: str, run: Path, moments: Iterable[str | float]) -> list[str]:
+def killed_again_and_again(nursery: Nursery, recipe: str, run: Path, moments: Iterable[str | int | float]) -> list[str]:
     """A run to its end through a kill at each of the moments, as far as they come; the kinds of those that did."""
     kills = []
     for moment in moments:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchword.config import ResNetConfig, ViTConfig
+from patchword.engines.probe import probe
 from patchword.errors import ConfigError
 from patchword.models import ViT, build, create, patchify, resized, unpatchify
 from patchword.models.adapt import adapt_channels
@@ -91,6 +92,21 @@ def check_maps(model: ViT, images: Tensor) -> None:
             mixed = maps[i] @ attention.project(x)[2]
             torch.testing.assert_close(attention.out(mixed.transpose(1, 2).flatten(2)), output, rtol=1e-4, atol=1e-5)
     assert len(inputs) == model.config.depth
+
+
+@pytest.mark.parametrize("option", ["plain", "relative", "axial", "local", "rotary"])
+def test_training_in_bf16_attends_as_inference_does(option: str) -> None:
+    """With gradients, attention in bf16 is computed step by step on a CPU; without them by the fused kernel."""
+    if not probe().bf16_works:
+        pytest.skip("this processor cannot compute in bf16")
+    attention = make(**OPTIONS[option]).blocks[1].attention
+    x = torch.randn(2, 17, 48) * 0.3
+    with torch.autocast("cpu", torch.bfloat16):
+        stepwise = attention(x)
+        with torch.no_grad():
+            fused = attention(x)
+    assert stepwise.requires_grad and not fused.requires_grad
+    torch.testing.assert_close(stepwise.detach(), fused, rtol=0.03, atol=0.03 * float(fused.abs().max()))
 
 
 def test_the_paper_by_hand() -> None:

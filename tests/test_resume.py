@@ -13,6 +13,9 @@ import pytest
 from PIL import Image
 
 from patchword.config import Config, DataConfig, OptimConfig
+from patchword.engines.probe import Abilities, probe
+from patchword.errors import ConfigError
+from patchword.training import precision, resume, train
 from runs import (
     ENVIRONMENT,
     Nursery,
@@ -29,6 +32,7 @@ from runs import (
 )
 
 STEPS = 60
+KINDS = ["adamw", "muon", "shares", "bf16"]
 SEED = random.SystemRandom().randrange(2**32)  # other moments each time; a failure tells the seed
 
 
@@ -38,19 +42,21 @@ def nursery() -> Nursery:
 
 
 def configured(kind: str, workers: int = 0) -> Config:
-    """adamw, muon, or shares: muon with batches in shares on two cores, which needs a model without dropout."""
+    """adamw, muon, or shares: muon with batches in shares on two cores, which needs a model without dropout; or bf16:
+    shares in that precision."""
     optim = OptimConfig(name="adamw" if kind == "adamw" else "muon", lr=3e-3)
     config = tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", workers=workers))
-    if kind != "shares":
+    if kind not in ("shares", "bf16"):
         return config
-    return config.replace(threads=2, model=config.model.replace(dropout=0.0, drop_path=0.0))
+    config = config.replace(threads=2, model=config.model.replace(dropout=0.0, drop_path=0.0))
+    return config.replace(precision="bf16") if kind == "bf16" else config
 
 
 @pytest.fixture(scope="module")
 def references(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The end of undisturbed runs, by kind."""
     ends = {}
-    for kind in ("adamw", "muon", "shares"):
+    for kind in KINDS if probe().bf16_works else KINDS[:-1]:
         folder = tmp_path_factory.mktemp(kind)
         recipe = write_recipe(folder / "recipe.py", configured(kind).replace(save_every=3600.0))
         child = go_on(nursery, recipe, folder / "run")
@@ -64,13 +70,16 @@ def check_end(run: Path, reference: dict[str, Any]) -> None:
     assert leftovers(run) == []
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon", "shares"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_kills_leave_no_trace(
     nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path, kind: str, workers: int
 ) -> None:
+    if kind not in references:
+        pytest.skip("this processor cannot compute in bf16")
     chance = random.Random(f"{SEED} {kind} {workers}")
-    moments: list[str | float] = ["save", "evaluation", chance.uniform(0.0, 0.9), chance.uniform(0.3, 0.9)]
+    # By steps, not by seconds, which a faster machine would need fewer of for the whole run.
+    moments: list[str | int] = ["save", "evaluation", chance.randrange(STEPS // 3), chance.randrange(2 * STEPS // 3)]
     chance.shuffle(moments)
     recipe = write_recipe(tmp_path / "recipe.py", configured(kind, workers))
     kills = killed_again_and_again(nursery, recipe, tmp_path / "run", [*moments, "finish"])
@@ -91,6 +100,16 @@ def test_a_kill_before_the_first_step(nursery: Nursery, references: dict[str, di
     check_end(run, references["adamw"])
 
 
+def test_a_run_in_bf16_is_not_resumed_where_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not probe().bf16_works:
+        pytest.skip("this processor cannot compute in bf16")
+    train(tiny(steps=1, precision="bf16"), tmp_path / "run")
+    (tmp_path / "run/model.json").unlink()  # as if it had not come to its end
+    monkeypatch.setattr(precision, "probe", lambda: Abilities(bf16_works=False, bf16_gain=0.0))
+    with pytest.raises(ConfigError, match="cannot compute in it"):
+        resume(tmp_path / "run")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_leaves(
     nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path, number: int, code: int
@@ -99,7 +118,7 @@ def test_a_signal_saves_and_leaves(
     # Without the signal nothing would be saved between two evaluations.
     run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("muon").replace(save_every=3600.0))
     metrics, reached = run / "metrics.jsonl", [0]
-    for moment in ("evaluation", chance.uniform(0.0, 0.3)):
+    for moment in ("evaluation", chance.uniform(0.0, 0.1)):
         before = metrics.stat().st_size if run.exists() else 0
         child = go_on(nursery, recipe, run)
         assert until(lambda before=before: metrics.exists() and metrics.stat().st_size > before)  # type: ignore[misc]

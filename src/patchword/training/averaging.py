@@ -19,4 +19,7 @@ class Average:
         values: list[Tensor] = list(model.parameters())
         torch._foreach_lerp_(averages, values, weight)
         for average, value in zip(self.model.buffers(), model.buffers(), strict=True):
-            average.copy_(value)
+            if average.is_floating_point():  # batch norm's statistics of a few batches are noisy, too
+                average.lerp_(value, weight)
+            else:
+                average.copy_(value)

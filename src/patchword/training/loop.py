@@ -81,6 +81,7 @@ def resume(
         raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
     world = World()
     try:
+        resolve(config.precision, world.device)  # the run may have begun on another machine
         return Run(folder, config, open_parts(config, parts, read_split(folder)), world, watchers, started).go()
     finally:
         world.close()

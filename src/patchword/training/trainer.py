@@ -73,7 +73,7 @@ class Trainer:
         if fresh and start.new_head and config.head == "probe":
             seconds = PROBE_SHARE * config.budget if config.budget else math.inf
             loader = Loader(parts.train, self.preprocess, **plain)
-            note, self.inference_seconds = probe_head(self.model, loader, self.val, seconds)
+            note, self.inference_seconds = probe_head(self.model, loader, self.val, seconds, config.precision)
             self.notes.append(note)
         self.model.to(world.device).train()
         self.objective = make_objective(self.config, parts.train.targets, len(self.labels))
@@ -82,7 +82,7 @@ class Trainer:
         self.trainee = DistributedDataParallel(trainee) if world.size > 1 else trainee
         shares = share_count(self.config, self.model, world)
         self.shares = Shares(self.model, self.objective, shares, self.config.precision) if shares > 1 else None
-        self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim)
+        self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim, self.config.precision)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.sharpness = Sharpness(self.parameters, config.optim.sam) if config.optim.sam else None
         self.average = Average(self.model, config.ema) if config.ema else None
