@@ -3,17 +3,23 @@
     python benchmarks/crossing.py [--minutes 5 10 20 30] [--seed 0]
 
 Each point is a run of its own, `patchword train RECIPE --budget Nm`, so that its schedule is laid over just those
-minutes: 4 x 65 minutes in all. A point that results/crossing.json has already is not run again, so it can be made in
-parts, but only on one kind of machine. Writes results/crossing.json and docs/crossing.svg.
+minutes. Every run has one core to itself, and as many go side by side as there are cores. First the ResNet is chosen,
+by validation after five minutes, among four that cost a step about as much as ours: 10 minutes on two cores; then the
+points: 130. One that results/crossing.json has already is not run again, so it can be made in parts, but only on one
+kind of machine. Writes results/crossing.json and docs/crossing.svg.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from harness import COMMIT, RESULTS, machine, write_result
@@ -21,36 +27,95 @@ from harness import COMMIT, RESULTS, machine, write_result
 from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
 
 HERE = Path(__file__).parent
-SERIES = {
-    "our ViT": "cifar10_scratch",
-    "our hybrid": "recipes/hybrid.py",
-    "ResNet-38": "recipes/resnet38.py",
-    "usual ViT": "recipes/usual_vit.py",
+RESNET = str(HERE / "recipes/resnet.py")
+RESNETS = {
+    "6, 6, 6 units, 16 channels": ["--model.layers", "6", "6", "6"],
+    "2, 2, 2 units, 32 channels": ["--model.layers", "2", "2", "2", "--model.width_factor", "2"],
+    "1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "--model.width_factor", "3"],
+    "1, 1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "1", "--model.width_factor", "3"],
 }
-COLOURS = {"our ViT": "#0b62c4", "our hybrid": "#1a8a5a", "ResNet-38": "#c4540b", "usual ViT": "#777777"}
+SERIES = {
+    "our ViT": ["cifar10_scratch"],
+    "ResNet": [RESNET],  # and what was chosen
+    "our hybrid": [str(HERE / "recipes/hybrid.py")],
+    "usual ViT": [str(HERE / "recipes/usual_vit.py")],
+}
+COLOURS = {"our ViT": "#0b62c4", "our hybrid": "#1a8a5a", "ResNet": "#c4540b", "usual ViT": "#777777"}
+CHOICE_MINUTES = 5
+
+Key = tuple[str, int, int]  # name, minutes, seed
 
 
-def measure(recipe: str, minutes: int, seed: int) -> dict[str, Any]:
+def measure(arguments: list[str], minutes: int, seed: int) -> dict[str, Any]:
     """Validation and test accuracy of a run; the test part is measured once, at its end."""
-    path = str(HERE / recipe) if recipe.endswith(".py") else recipe
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "patchword", "train", path, "--budget", f"{minutes}m", "--seed", str(seed)]
-        done = subprocess.run([*command, "--out", f"{folder}/run", "--json"], stdout=subprocess.PIPE, check=True)
+        command = [sys.executable, "-m", "patchword", "train", *arguments, "--budget", f"{minutes}m"]
+        command += ["--seed", str(seed), "--threads", "1", "--out", f"{folder}/run", "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
         config = json.loads(Path(folder, "run/config.json").read_text())["config"]
     said = json.loads(done.stdout)
     figures = {"val": said["val"]["top1"], "test": said["test"]["top1"]}
     return {**figures, "steps": said["steps"], "seconds": said["seconds"], "precision": config["precision"]}
 
 
+def side_by_side(jobs: dict[Key, list[str]], done: Callable[[Key, dict[str, Any]], None]) -> None:
+    """Measures each on a core of its own, as many at a time as there are cores; tells as they come."""
+    free = SimpleQueue[int]()
+    for core in os.sched_getaffinity(0):
+        free.put(core)
+
+    def settle() -> None:
+        os.sched_setaffinity(0, {free.get()})  # of this thread, and of the processes it starts
+
+    with ThreadPoolExecutor(free.qsize(), initializer=settle) as lanes:
+        waiting = {lanes.submit(measure, arguments, *key[1:]): key for key, arguments in jobs.items()}
+        for future in as_completed(waiting):
+            done(waiting[future], future.result())
+
+
+class Record:
+    """results/crossing.json: what has been measured, and the figure of it."""
+
+    def __init__(self) -> None:
+        path, self.machine = RESULTS / "crossing.json", machine()
+        kept = json.loads(path.read_text()) if path.exists() else {"choice": [], "points": []}
+        self.choice, self.points = kept["choice"], kept["points"]
+        alike = all(p["machine"] == self.machine for p in (*self.choice, *self.points))
+        assert alike, "results/crossing.json has points of another machine"
+
+    def lacking(self, rows: list[dict[str, Any]], jobs: dict[Key, list[str]]) -> dict[Key, list[str]]:
+        have = {(r["name"], r["minutes"], r["seed"]) for r in rows}
+        return {key: arguments for key, arguments in jobs.items() if key not in have}
+
+    def adding(self, rows: list[dict[str, Any]], *, test: bool) -> Callable[[Key, dict[str, Any]], None]:
+        """What is done with a new row; where `test` is False, its test accuracy is neither shown nor kept."""
+
+        def add(key: Key, found: dict[str, Any]) -> None:
+            name, minutes, seed = key
+            kept = found if test else {k: v for k, v in found.items() if k != "test"}
+            place = {"name": name, "minutes": minutes, "seed": seed}
+            rows.append({**place, **kept, "commit": COMMIT, "machine": self.machine})
+            shown = "  ".join(f"{part} {kept[part]:.2%}" for part in ("val", "test") if part in kept)
+            print(f"{name:30} {minutes:3} min  {found['steps']:6} steps  {shown}", flush=True)
+            write_result("crossing", {"choice": self.choice, "points": self.points})
+            draw(self.points, HERE.parent / "docs/crossing.svg")
+
+        return add
+
+    def chosen(self) -> list[str]:
+        """The ResNet that did best on validation."""
+        return RESNETS[max(self.choice, key=lambda row: row["val"])["name"]]
+
+
 def draw(points: list[dict[str, Any]], path: Path) -> None:
     """Lines of test accuracy over minutes; the mean where there are several seeds."""
     with drawn_in(LIGHT):
         figure = new_figure(7.5, 4.5)
-        axes = plotted(figure.subplots(), "CIFAR-10 from nothing, on two cores", "minutes", "accuracy on test")
+        axes = plotted(figure.subplots(), "CIFAR-10 from nothing, one core each", "minutes", "accuracy on test")
         for name, colour in COLOURS.items():
             by_minutes: dict[int, list[float]] = {}
             for p in points:
-                if p["series"] == name:
+                if p["name"] == name:
                     by_minutes.setdefault(p["minutes"], []).append(p["test"])
             if by_minutes:
                 minutes = sorted(by_minutes)
@@ -67,19 +132,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, nargs="+", default=[5, 10, 20, 30])
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    path, here = RESULTS / "crossing.json", machine()
-    points = json.loads(path.read_text())["points"] if path.exists() else []
-    assert all(p["machine"] == here for p in points), "results/crossing.json has points of another machine"
-    done = {(p["series"], p["minutes"], p["seed"]) for p in points}
+    record = Record()
+    candidates = {(name, CHOICE_MINUTES, 0): [RESNET, *more] for name, more in RESNETS.items()}
+    side_by_side(record.lacking(record.choice, candidates), record.adding(record.choice, test=False))
+    series = {**SERIES, "ResNet": [RESNET, *record.chosen()]}
     for minutes in args.minutes:
-        for name, recipe in SERIES.items():
-            if (name, minutes, args.seed) in done:
-                continue
-            point = {"series": name, "minutes": minutes, "seed": args.seed, **measure(recipe, minutes, args.seed)}
-            points.append({**point, "commit": COMMIT, "machine": here})
-            print(f"{name:12} {minutes:3} min  val {point['val']:.2%}  test {point['test']:.2%}", flush=True)
-            write_result("crossing", {"points": points})
-            draw(points, HERE.parent / "docs/crossing.svg")
+        jobs = {(name, minutes, args.seed): arguments for name, arguments in series.items()}
+        side_by_side(record.lacking(record.points, jobs), record.adding(record.points, test=True))
 
 
 if __name__ == "__main__":
