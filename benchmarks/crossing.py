@@ -98,7 +98,8 @@ class Record:
             shown = "  ".join(f"{part} {kept[part]:.2%}" for part in ("val", "test") if part in kept)
             print(f"{name:30} {minutes:3} min  {found['steps']:6} steps  {shown}", flush=True)
             write_result("crossing", {"choice": self.choice, "points": self.points})
-            draw(self.points, HERE.parent / "docs/crossing.svg")
+            if self.points:
+                draw(self.points, HERE.parent / "docs/crossing.svg")
 
         return add
 
