@@ -40,7 +40,7 @@ SERIES = {
     "our hybrid": [str(HERE / "recipes/hybrid.py")],
     "usual ViT": [str(HERE / "recipes/usual_vit.py")],
 }
-COLOURS = {"our ViT": "#0b62c4", "our hybrid": "#1a8a5a", "ResNet": "#c4540b", "usual ViT": "#777777"}
+COLOURS = {"our ViT": "#0b62c4", "ResNet": "#c4540b", "our hybrid": "#1a8a5a", "usual ViT": "#777777"}
 CHOICE_MINUTES = 5
 
 Key = tuple[str, int, int]  # name, minutes, seed
@@ -121,7 +121,7 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
             if by_minutes:
                 minutes = sorted(by_minutes)
                 means = [statistics.mean(by_minutes[m]) for m in minutes]
-                axes.plot(minutes, means, "o-", color=colour, linewidth=2, label=f"{name}: {means[-1]:.1%}")
+                axes.plot(minutes, means, "o-", color=colour, linewidth=2, label=f"{name}: {means[-1]:.2%}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_xlim(0, None)
         axes.legend(frameon=False, loc="lower right")
