@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -245,6 +246,7 @@ def wait_for(moment: str | int | float, run: Path) -> None:
     """Until the run does the named thing anew, has come to that step, has lived for so many seconds, or is finished."""
     if isinstance(moment, int):
         until(lambda: last_step(run) >= moment or is_finished(run))
+        time.sleep(random.uniform(0, 0.05))  # a few steps: rows are written between two of them, kills come anywhere
         return
     if isinstance(moment, float):
         until(lambda: is_finished(run), moment)
