@@ -324,6 +324,18 @@ def test_freezing() -> None:
         trainer(freeze=("stam",))
 
 
+def test_freezing_the_first_third() -> None:
+    made = trainer(model=TINY.replace(depth=3), freeze=("first-third",))
+    kinds = {n.split(".")[0] if not n.startswith("blocks") else n[:8] for n in names(made, trained=True)}
+    assert kinds == {"blocks.1", "blocks.2", "norm", "head"}
+    small = ResNetConfig(image_size=(8, 8), in_channels=1, layers=(1,), kind="cifar")
+    assert not names(trainer(model=small, freeze=("first-third",)), trained=False), "it has no blocks to count"
+
+
+def names(made: Trainer, *, trained: bool) -> list[str]:
+    return [n for n, p in made.model.named_parameters() if p.requires_grad == trained]
+
+
 def test_gradient_checkpointing_changes_nothing() -> None:
     assert losses(trainer(model=TINY.replace(checkpoint_blocks=True)), 3) == pytest.approx(
         losses(trainer(), 3), abs=1e-6
@@ -445,6 +457,10 @@ def test_overrides() -> None:
     ):
         with pytest.raises(ConfigError, match=named):
             overridden(base, {path: 1})
+    assert base.freeze == overridden(base, {"epochs": 1}).freeze == ("first-third",)
+    for change in ({"model": "S/16"}, {"init": "none"}, {"lora": 8}):
+        assert overridden(base, change).freeze == (), "new weights must learn"
+    assert overridden(base, {"init": "none", "freeze": "stem"}).freeze == ("stem",)
     scratch = load_recipe("cifar10_scratch")
     assert overridden(scratch, {"steps": 5}).budget is None, "the length that is given replaces the recipe's"
     assert overridden(scratch, {"epochs": 5}).budget is None
@@ -508,6 +524,20 @@ def test_small_pictures_first(tmp_path: Path) -> None:
     assert outcome is not None and outcome.figures["test"]["n"] == 20
     with pytest.raises(ConfigError, match="early_scale"):
         trainer(early_scale=0.5, model=TINY.replace(positions="rotary"))
+
+
+def test_gradients_of_shares_lie_in_memory_as_their_weights() -> None:
+    """LoRA's matrices get transposed gradients, of which fused AdamW sees the memory only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        shared = trainer(batch_size=32, lora=2)
+        assert shared.shares is not None
+        losses(shared, 2)
+        shared.gradients([next(shared.batches)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(p.grad is not None and p.grad.stride() == p.stride() for p in shared.parameters)
 
 
 @pytest.mark.parametrize("stem", ["linear", "conv"])

@@ -61,7 +61,8 @@ class Shares:
         for parameter, *gradients in zip(self.parameters, *(gradients for _, _, gradients in done), strict=True):
             for gradient in gradients:  # never in place: two parameters may have been given the same tensor
                 if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                    added = gradient if parameter.grad is None else parameter.grad + gradient
+                    parameter.grad = laid_out(added, parameter)
         self.average_buffers()
         part = [loss * len(share["images"]) / total for (loss, _, _), share in zip(done, shares, strict=True)]
         return torch.stack(part).sum(), torch.cat([logits for _, logits, _ in done])
@@ -79,3 +80,10 @@ class Shares:
         for first, *others in zip(*(model.buffers() for model in self.models), strict=True):
             if first.is_floating_point():
                 first.copy_(torch.stack([first, *others]).mean(dim=0))
+
+
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient, in memory as its parameter is: fused AdamW goes through both from end to end, and never asks."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
