@@ -6,8 +6,9 @@ Owns what is kept in memory and what is done on which thread. What a batch holds
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from .crops import crop_boxes, crop_resized
 from .mixing import mix
 from .order import Order
 from .sources import ArraySource, Source
+
+Answer = TypeVar("Answer")
 
 PLAIN = AugmentConfig()
 # Pictures that random parts are cut from are kept at this multiple of the size that evaluation resizes to: more detail
@@ -124,9 +127,26 @@ class Loader:
 
     def evaluation(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Batch]:
         """The readable samples, in order, as evaluation sees them."""
+        batches = ahead(self.evaluation_batch, self.batches(batch_size, indices), self.workers)
+        return (batch for batch in batches if len(batch.indices))
+
+    def answered(
+        self, answer: Callable[[Batch], Answer], batch_size: int, indices: np.ndarray
+    ) -> Generator[Answer, None, None]:
+        """`answer` of each batch of `evaluation`, found on the thread that prepared it, one thread for each core."""
+
+        def work(part: np.ndarray) -> Answer | None:
+            batch = self.evaluation_batch(part)
+            return answer(batch) if len(batch.indices) else None
+
+        for found in ahead(work, self.batches(batch_size, indices), torch.get_num_threads()):
+            if found is not None:
+                yield found
+
+    def batches(self, batch_size: int, indices: np.ndarray | None) -> Iterator[np.ndarray]:
+        """The samples of each batch of an evaluation."""
         indices = np.arange(len(self.source)) if indices is None else indices
-        parts = (indices[i : i + batch_size] for i in range(0, len(indices), batch_size))
-        return (batch for batch in ahead(self.evaluation_batch, parts, self.workers) if len(batch.indices))
+        return (indices[i : i + batch_size] for i in range(0, len(indices), batch_size))
 
     def training_batch(self, stretch: tuple[int, int]) -> Batch:
         assert self.order is not None

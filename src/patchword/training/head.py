@@ -5,6 +5,7 @@ gradients of a zero head disturb. On Oxford Pets (ViT-Ti/16, five folds) the pro
 which has a closed form, only 89.2 %.
 """
 
+import contextlib
 import time
 from typing import cast
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config.train import Precision
-from ..data.loader import Loader
+from ..data.loader import Batch, Loader
 from ..data.randomness import shuffled
 from ..models import Model
 from ..probing.logistic import logistic_probe
@@ -33,8 +34,7 @@ def probe_head(
         precision: in which the features of `train` are computed.
     """
     order = shuffled(0, 0, len(train.source))[:MOST]
-    with autocast(precision, torch.device("cpu")):
-        x, y = features(model, train, order, seconds)
+    x, y = features(model, train, order, seconds, precision)
     begin = time.monotonic()
     held_x, held_y = features(model, val, np.arange(len(val.source))[:MOST], seconds)  # as every evaluation does it
     pace = (time.monotonic() - begin) / len(held_y)
@@ -46,15 +46,22 @@ def probe_head(
     return f"the head begins as a logistic probe of {len(y)} pictures (penalty {probe.penalty:g})", pace
 
 
-@torch.no_grad()
-def features(model: Model, loader: Loader, indices: np.ndarray, seconds: float) -> tuple[Tensor, Tensor]:
+def features(
+    model: Model, loader: Loader, indices: np.ndarray, seconds: float, precision: Precision = "fp32"
+) -> tuple[Tensor, Tensor]:
     """What the head will read of the pictures, in double precision, and the targets."""
+
+    def read(batch: Batch) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), autocast(precision, torch.device("cpu")):
+            return model.pooled(batch.images).double(), batch.targets
+
     found, begin = [], time.monotonic()
     model.eval()
-    for batch in loader.evaluation(BATCH_SIZE, indices):
-        found.append((model.pooled(batch.images).double(), batch.targets))
-        if time.monotonic() - begin > seconds:
-            break
+    with contextlib.closing(loader.answered(read, BATCH_SIZE, indices)) as pairs:
+        for pair in pairs:
+            found.append(pair)
+            if time.monotonic() - begin > seconds:
+                break
     model.train()
     x, y = (torch.cat(parts) for parts in zip(*found, strict=True))
     return x, y

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..data.loader import Loader
+from ..data.loader import Batch, Loader
 from ..errors import DataError
 from ..evaluation.calibration import fit_temperature
 from ..evaluation.metrics import Tally, multi_label_figures
 from .world import World
 
-BATCH_SIZE = 256  # pictures; evaluation needs no memory for gradients
+BATCH_SIZE = 64  # pictures, on each core
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,19 @@ def ask(model: nn.Module, loader: Loader, *, flip: bool, world: World, batch_siz
 def _answers(
     model: nn.Module, loader: Loader, indices: np.ndarray, flip: bool, device: torch.device, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def answer(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        images = batch.images.to(device)
+        with torch.inference_mode():
+            plain = model(images).float()
+            both = (plain + model(images.flip(-1)).float()) / 2 if flip else plain
+        return both.cpu().numpy(), plain.cpu().numpy(), batch.indices
+
     was_training = model.training
     model.eval()
     try:
-        for batch in loader.evaluation(batch_size, indices):
-            images = batch.images.to(device)
-            with torch.inference_mode():
-                plain = model(images).float()
-                both = (plain + model(images.flip(-1)).float()) / 2 if flip else plain
-            yield both.cpu().numpy(), plain.cpu().numpy(), batch.indices
+        if device.type == "cpu":
+            yield from loader.answered(answer, batch_size, indices)
+        else:
+            yield from map(answer, loader.evaluation(batch_size, indices))
     finally:
         model.train(was_training)
