@@ -44,7 +44,10 @@ def _implied(changes: dict[str, Any]) -> dict[str, Any]:
     lengths = [name for name in LENGTHS if changes.get(name) is not None]
     if len(lengths) > 1:
         raise ConfigError(f"{' and '.join(lengths)} are both given; a run has one length.")
-    given = {"budget": None, "steps": None} if lengths else {}
+    given: dict[str, Any] = {"budget": None, "steps": None} if lengths else {}
+    from_nothing = "model" in changes or ("init" in changes and _meant("init", changes["init"]) is None)
+    if from_nothing or changes.get("lora"):  # random weights must not stay; LoRA says itself what does
+        given["freeze"] = ()
     if "model" not in changes:
         return given
     if _meant("init", changes.get("init")) is not None:

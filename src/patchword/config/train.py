@@ -130,7 +130,7 @@ class Config(JsonConfig):
     early_scale: float = 1.0  # pictures have this part of their size at first, where steps then are cheaper
     early_part: float = 0.5  # how long that is, as a part of the run
     head: Literal["zero", "probe"] = "zero"  # what the new head of `init` starts as; probe: a logistic regression
-    freeze: tuple[str, ...] = ()  # beginnings of names of weights that stay as they are, or "all-but-head"
+    freeze: tuple[str, ...] = ()  # beginnings of names of weights that stay; or "all-but-head", "first-third" of blocks
     lora: int = 0  # rank of LoRA in the attention's matrices; 0: none. Everything else but the head stays frozen
 
     optim: OptimConfig = field(default_factory=OptimConfig)

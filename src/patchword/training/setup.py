@@ -12,8 +12,10 @@ from ..errors import ConfigError
 from ..models import Model, build
 from ..preprocess import Preprocess
 from .lora import add_lora
+from .optimisers import layer_of
 
 REGULARISERS = ("dropout", "drop_path", "patch_dropout", "checkpoint_blocks")  # of `model`, also with `init`
+ALL_BUT_HEAD, FIRST_THIRD = "all-but-head", "first-third"  # what `freeze` knows besides names
 PHOTO_CROP = 0.875  # evaluation sees this part of a photograph, where training sees random parts
 
 
@@ -93,15 +95,22 @@ def freeze(model: Model, config: Config) -> None:
         if not isinstance(model.config, ViTConfig):
             raise ConfigError("lora is for the attention of a ViT; this model has none.")
         add_lora(model, config.lora)
-    frozen = 0
-    for name, parameter in model.named_parameters():
-        if any(name == f or name.startswith(f"{f}.") for f in config.freeze) or (
-            "all-but-head" in config.freeze and not name.startswith("head")
-        ):
-            parameter.requires_grad_(False)
-            frozen += 1
-    if config.freeze and not frozen:
+    depth = len(getattr(model, "blocks", ()))
+    frozen = [p for name, p in model.named_parameters() if stays(name, config.freeze, depth)]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    named = [f for f in config.freeze if f != FIRST_THIRD]  # a model without blocks has no first third of them
+    if named and not frozen:
         known = sorted({n.split(".")[0] for n, _ in model.named_parameters()})
-        raise ConfigError(f"freeze: no weight begins with {', '.join(config.freeze)}. There are {', '.join(known)}.")
+        raise ConfigError(f"freeze: no weight begins with {', '.join(named)}. There are {', '.join(known)}.")
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError("freeze: nothing is left to be trained.")
+
+
+def stays(name: str, freeze: tuple[str, ...], depth: int) -> bool:
+    """Whether a weight of a model with so many blocks is frozen."""
+    if ALL_BUT_HEAD in freeze and not name.startswith("head"):
+        return True
+    if FIRST_THIRD in freeze and depth and layer_of(name, depth) <= depth // 3:
+        return True
+    return any(name == f or name.startswith(f"{f}.") for f in freeze)
