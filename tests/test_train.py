@@ -461,6 +461,7 @@ def test_overrides() -> None:
     for change in ({"model": "S/16"}, {"init": "none"}, {"lora": 8}):
         assert overridden(base, change).freeze == (), "new weights must learn"
     assert overridden(base, {"init": "none", "freeze": "stem"}).freeze == ("stem",)
+    assert overridden(base, {"freeze": "none"}).freeze == overridden(base, {"freeze": ["none"]}).freeze == ()
     scratch = load_recipe("cifar10_scratch")
     assert overridden(scratch, {"steps": 5}).budget is None, "the length that is given replaces the recipe's"
     assert overridden(scratch, {"epochs": 5}).budget is None

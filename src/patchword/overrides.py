@@ -74,6 +74,8 @@ def _meant(path: str, value: Any) -> Any:
         return preset(value)
     if path == "augment" and isinstance(value, str):
         return augmentation(value)
+    if path == "freeze" and value in ("none", ["none"], ("none",)):
+        return []
     if path in ("log", "freeze") and isinstance(value, str):
         return [value]
     return value
