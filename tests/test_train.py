@@ -28,7 +28,7 @@ from patchword.config import (
 )
 from patchword.data.sources import ArraySource, Parts, from_arrays
 from patchword.engines.probe import probe
-from patchword.errors import CheckpointError, ConfigError, DataError
+from patchword.errors import CheckpointError, ConfigError, DataError, TrainingError
 from patchword.overrides import overridden, seconds
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import train
@@ -322,6 +322,27 @@ def test_freezing() -> None:
     assert "blocks.1.mlp.fc1" in changed and not any(n.startswith(("patch_embed", "blocks.0.")) for n in changed)
     with pytest.raises(ConfigError, match="no weight begins with stam"):
         trainer(freeze=("stam",))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attention": "local", "window": 1}, {"attention": "axial"}, {"positions": "relative"}]
+)
+def test_averages_leave_masks_alone(changes: dict[str, Any]) -> None:
+    made = trainer(model=TINY.replace(**changes), ema=0.5)
+    losses(made, 3)
+    said = made.evaluated(next(made.batches).images)
+    assert torch.isfinite(said).all() and made.average is not None
+    for name, buffer in made.model.named_buffers():
+        assert torch.equal(buffer, made.average.model.get_buffer(name)), name
+
+
+def test_answers_that_are_no_numbers_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(self: Average, model: nn.Module, step: int) -> None:
+        next(self.model.parameters()).fill_(math.nan)
+
+    monkeypatch.setattr(Average, "update", spoil)
+    with pytest.raises(TrainingError, match="not all numbers"):
+        train(config(ema=0.5), tmp_path / "run", parts=parts())
 
 
 def test_freezing_the_first_third() -> None:

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Average:
@@ -14,12 +14,10 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
+        """Weights, and batch norm's statistics, which are noisy, too. Masks are not saved, and stay as they are."""
         weight = 1 - min(self.decay, (1 + step) / (10 + step))
-        averages: list[Tensor] = list(self.model.parameters())
-        values: list[Tensor] = list(model.parameters())
-        torch._foreach_lerp_(averages, values, weight)
-        for average, value in zip(self.model.buffers(), model.buffers(), strict=True):
-            if average.is_floating_point():  # batch norm's statistics of a few batches are noisy, too
-                average.lerp_(value, weight)
-            else:
-                average.copy_(value)
+        averages, values = self.model.state_dict(), model.state_dict()
+        moving = [name for name, average in averages.items() if average.is_floating_point()]
+        torch._foreach_lerp_([averages[name] for name in moving], [values[name] for name in moving], weight)
+        for name in averages.keys() - set(moving):
+            averages[name].copy_(values[name])

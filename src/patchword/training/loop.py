@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..config import Config
@@ -258,6 +259,11 @@ class Run:
     def evaluate(self, last: bool) -> None:
         start = time.monotonic()
         answers = ask(self.trainer.evaluated, self.trainer.val, flip=self.config.flip_test, world=self.world)
+        if not np.isfinite(answers.logits).all():
+            raise TrainingError(
+                f"After step {self.trainer.step} the answers on validation are not all numbers, though the loss was "
+                "one. The checkpoint before stays; a lower learning rate (--optim.lr) or fp32 usually helps."
+            )
         took = time.monotonic() - start
         self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
         self.evaluation_seconds = took / len(self.trainer.val.source)
