@@ -4,22 +4,25 @@
 
 "blind" is the same model and the same arithmetic, but each patch sees itself alone. "convolutions" has no blocks at
 all; "wide convolutions" has none either and spends their time on wider stages. One core each, two side by side, 5,000
-pictures of the training part for validation; the test part has no say. Writes results/attention.json.
+pictures of the training part for validation; the test part has no say. What results/attention.json has already is not
+run again. Writes results/attention.json.
 """
 
 import argparse
+import json
 from typing import Any
 
 from crossing import Key, side_by_side
-from harness import write_result
+from harness import COMMIT, RESULTS, write_result
 
 BLIND = ["--model.attention", "local", "--model.window", "1"]
 NO_BLOCKS = ["--model.depth", "0"]
+HEADS = ["--model.num_heads", "4"]  # of which there are none without blocks; but a width must be divisible
 ARMS = {
     "cifar10_scratch": [],
     "blind": BLIND,
     "convolutions": NO_BLOCKS,
-    "wide convolutions": [*NO_BLOCKS, "--model.stem_layers", "64", "160", "256", "--model.embed_dim", "256"],
+    "wide convolutions": [*NO_BLOCKS, "--model.stem_layers", "64", "160", "256", "--model.embed_dim", "256", *HEADS],
 }
 
 
@@ -28,16 +31,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    path = RESULTS / "attention.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["arms"] if path.exists() else []
 
     def done(key: Key, found: dict[str, Any]) -> None:
-        row = {"name": key[0], **{k: v for k, v in found.items() if k != "test"}}
-        rows.append(row)
-        print(f"{row['name']:20} {row['steps']:6} steps  val {row['val']:.2%}", flush=True)
-        write_result("attention", {"minutes": args.minutes, "seed": args.seed, "val_pictures": 5000, "arms": rows})
+        name, minutes, seed = key
+        place = {"name": name, "minutes": minutes, "seed": seed, "commit": COMMIT}
+        rows.append({**place, **{k: v for k, v in found.items() if k != "test"}})
+        print(f"{name:20} {found['steps']:6} steps  val {found['val']:.2%}", flush=True)
+        write_result("attention", {"val_pictures": 5000, "arms": rows})
 
+    have = {(row["name"], row["minutes"], row["seed"]) for row in rows}
     recipe = ["cifar10_scratch", "--data.val_fraction", "0.1"]
-    side_by_side({(n, args.minutes, args.seed): [*recipe, *more] for n, more in ARMS.items()}, done)
+    jobs = {(name, args.minutes, args.seed): [*recipe, *more] for name, more in ARMS.items()}
+    side_by_side({key: arguments for key, arguments in jobs.items() if key not in have}, done)
 
 
 if __name__ == "__main__":
