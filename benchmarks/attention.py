@@ -22,7 +22,7 @@ ARMS = {
     "cifar10_scratch": [],
     "blind": BLIND,
     "convolutions": NO_BLOCKS,
-    "wide convolutions": [*NO_BLOCKS, "--model.stem_layers", "64", "160", "256", "--model.embed_dim", "256", *HEADS],
+    "wide convolutions": [*NO_BLOCKS, *HEADS, "--model.stem_layers", "64", "160", "256", "--model.embed_dim", "256"],
 }
 
 
