@@ -482,6 +482,11 @@ def test_overrides() -> None:
     for change in ({"model": "S/16"}, {"init": "none"}, {"lora": 8}):
         assert overridden(base, change).freeze == (), "new weights must learn"
     assert overridden(base, {"init": "none", "freeze": "stem"}).freeze == ("stem",)
+    for order in (("model.embed_dim", "model.num_heads"), ("model.num_heads", "model.embed_dim")):
+        wide = overridden(
+            base, {"model": "Ti/16", **dict.fromkeys(order, 0), "model.embed_dim": 250, "model.num_heads": 5}
+        )
+        assert isinstance(wide.model, ViTConfig) and (wide.model.embed_dim, wide.model.num_heads) == (250, 5)
     assert overridden(base, {"freeze": "none"}).freeze == overridden(base, {"freeze": ["none"]}).freeze == ()
     scratch = load_recipe("cifar10_scratch")
     assert overridden(scratch, {"steps": 5}).budget is None, "the length that is given replaces the recipe's"

@@ -28,15 +28,15 @@ def _paths(config: JsonConfig, prefix: str = "") -> list[str]:
 
 
 def overridden(config: Config, changes: dict[str, Any]) -> Config:
-    """`config` with the fields at these paths changed: {"optim.lr": 3e-4, "model": "S/16"}, in that order.
+    """`config` with the fields at these paths changed: {"optim.lr": 3e-4, "model": "S/16", "model.depth": 6}.
 
     Whole parts may be named: a model by its preset, an augmentation by its level, data by where they are. A budget may
     have a unit: "10m". One length of the run replaces another, and a model replaces the weights to start from.
     """
     changes = {"data.source" if n == "data" and isinstance(v, str) else n: v for n, v in changes.items()}
-    for path, value in (_implied(changes) | changes).items():
-        config = _changed(config, path.split("."), _meant(path, value))
-    return config
+    return _changed(
+        config, [(path.split("."), _meant(path, value)) for path, value in (_implied(changes) | changes).items()]
+    )
 
 
 def _implied(changes: dict[str, Any]) -> dict[str, Any]:
@@ -55,14 +55,23 @@ def _implied(changes: dict[str, Any]) -> dict[str, Any]:
     return {**given, "init": None}
 
 
-def _changed(config: Any, path: list[str], value: Any) -> Any:
-    name, *rest = path
-    if not isinstance(config, JsonConfig) or name not in config.__dataclass_fields__:  # type: ignore[attr-defined]
-        known = list(getattr(config, "__dataclass_fields__", ()))
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"There is no field {'.'.join(path)}.{hint} There are {', '.join(known)}.")
-    return config.replace(**{name: _changed(getattr(config, name), rest, value) if rest else value})
+def _changed(config: Any, changes: list[tuple[list[str], Any]]) -> Any:
+    """All at once, since a field may be right only together with another: a width, and the heads that divide it."""
+    new: dict[str, Any] = {}
+    within: dict[str, list[tuple[list[str], Any]]] = {}
+    for (name, *rest), value in changes:
+        if not isinstance(config, JsonConfig) or name not in config.__dataclass_fields__:  # type: ignore[attr-defined]
+            known = list(getattr(config, "__dataclass_fields__", ()))
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"There is no field {'.'.join([name, *rest])}.{hint} There are {', '.join(known)}.")
+        if rest:
+            within.setdefault(name, []).append((rest, value))
+        else:
+            new[name] = value
+    for name, parts in within.items():
+        new[name] = _changed(new.get(name, getattr(config, name)), parts)
+    return config.replace(**new)
 
 
 def _meant(path: str, value: Any) -> Any:
