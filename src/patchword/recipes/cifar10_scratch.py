@@ -3,7 +3,7 @@
 Command: patchword train cifar10_scratch --budget 100m
 Machine: 2 cores, mirror images at test time. AMD EPYC with AVX-512, bf16, 590 images/s: 93.4 % on test in 100 minutes
 (69 epochs). AMD EPYC with AVX2, fp32, 214 images/s: 89.5 and 89.8 % in 30 (two seeds, 7.4 epochs), 84.6 % in 10 (2.5,
-without cutout). See results/cifar10_scratch_*.json. In short runs the convolutions do the work: see results/attention.json.
+without cutout). See results/cifar10_scratch_*.json. In short runs convolutions do the work (results/attention.json).
 """
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ScheduleConfig, ViTConfig
