@@ -37,6 +37,7 @@ from patchword.training.lora import add_lora, merged_state
 from patchword.training.objective import class_weights, make_objective
 from patchword.training.optimisers import Muon, Sharpness, make_optimisers, newton_schulz, orthogonalised
 from patchword.training.schedule import BudgetClock, rate
+from patchword.training.setup import freeze
 from patchword.training.trainer import Trainer
 from patchword.training.world import World
 
@@ -344,15 +345,18 @@ def test_answers_that_are_no_numbers_end_a_run(tmp_path: Path, monkeypatch: pyte
 
 
 def test_freezing_the_first_third() -> None:
-    made = trainer(model=TINY.replace(depth=3), freeze=("first-third",))
-    kinds = {n.split(".")[0] if not n.startswith("blocks") else n[:8] for n in names(made, trained=True)}
-    assert kinds == {"blocks.1", "blocks.2", "norm", "head"}
-    small = ResNetConfig(image_size=(8, 8), in_channels=1, layers=(1,), kind="cifar")
-    assert not names(trainer(model=small, freeze=("first-third",)), trained=False), "it has no blocks to count"
-
-
-def names(made: Trainer, *, trained: bool) -> list[str]:
-    return [n for n, p in made.model.named_parameters() if p.requires_grad == trained]
+    third = Config(init="weights", freeze=("first-third",))
+    model = pw.build(TINY.replace(depth=3))
+    freeze(model, third)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert {n[:8] if n.startswith("blocks") else n.split(".")[0] for n in trained} == {
+        "blocks.1", "blocks.2", "norm", "head"
+    }  # fmt: skip
+    resnet = pw.build(ResNetConfig(image_size=(8, 8), in_channels=1, layers=(1,), kind="cifar"))
+    freeze(resnet, third)
+    assert all(p.requires_grad for p in resnet.parameters()), "it has no blocks to count"
+    with pytest.raises(ConfigError, match="needs init"):
+        load_recipe("finetune").replace(init=None)
 
 
 def test_gradient_checkpointing_changes_nothing() -> None:

@@ -177,6 +177,10 @@ class Config(JsonConfig):
         self.require(
             not (self.lora and self.freeze), "lora freezes all weights but its own and the head; leave freeze out."
         )
+        self.require(
+            self.init is not None or "first-third" not in self.freeze,
+            "freeze first-third keeps weights that were learnt, so it needs init; set freeze to () for a new model.",
+        )
         distilled = isinstance(self.model, ViTConfig) and self.model.distillation
         self.require(
             not distilled or self.distill.teacher is not None or self.init is not None or not self.data.source,
