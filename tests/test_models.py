@@ -397,6 +397,20 @@ def test_local_attention_sees_a_window() -> None:
     assert torch.equal(seen[1, 4], expected)
 
 
+def test_a_local_start_looks_at_one_neighbour() -> None:
+    """Without a word from queries and keys each head of a new model sees one place around; all nine in three layers."""
+    config = BASE.replace(positions="relative", pooling="average", class_token=False, local_start=1.5, image_size=40)
+    model = build(config)
+    for block in model.blocks:
+        nn.init.zeros_(block.attention.qkv.weight)
+    maps = model.attention_maps(torch.randn(1, 3, 40, 40))
+    from_the_middle = torch.cat([maps[layer][0, :, 12] for layer in range(3)])  # (9, 25), on a grid of 5 x 5
+    places = from_the_middle.argmax(dim=1).tolist()
+    assert sorted(places) == [6, 7, 8, 11, 12, 13, 16, 17, 18]
+    assert from_the_middle.max(dim=1).values.min() > 0.4
+    assert from_the_middle.min() > 1e-7, "what is far away can still be learnt of"
+
+
 def test_blocks_differ_at_the_start() -> None:
     model = build(BASE)
     assert not torch.equal(model.blocks[0].attention.qkv.weight, model.blocks[1].attention.qkv.weight)

@@ -49,6 +49,7 @@ class ViTConfig(JsonConfig):
     num_registers: int = 0
     positions: Positions = "learned"
     position_prefix: int | None = None  # prefix tokens with a learned position; None: class and distillation
+    local_start: float = 0.0  # relative: how firmly each head of a new model looks at one neighbour; 0: at all alike
     position_resample: Resample = "google"  # whose rule resizes the positions when the image size changes
 
     attention: AttentionSpan = "global"
@@ -98,6 +99,7 @@ class ViTConfig(JsonConfig):
         for name in ("dropout", "drop_path", "patch_dropout"):
             self.require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1.")
         self.require(self.norm_eps > 0, "norm_eps must be positive.")
+        self.require(0 <= self.local_start <= 10, "local_start must be between 0 and 10.")
         self.require(self.head_dim is None or 1 <= self.head_dim <= 4096, "head_dim must be between 1 and 4096.")
         self.require(self.pre_logits is None or 1 <= self.pre_logits <= 262144, "pre_logits must be 1 to 262144.")
 

@@ -15,7 +15,7 @@ from .positions import resample_grid, resample_line
 State = dict[str, Tensor]
 
 # A change of these leaves every tensor as it is.
-FREE = {"dropout", "drop_path", "patch_dropout", "checkpoint_blocks", "position_resample"}
+FREE = {"dropout", "drop_path", "patch_dropout", "checkpoint_blocks", "position_resample", "local_start"}
 ADAPTED = {"image_size", "in_channels", "num_classes", "pre_logits"}
 # The first layer that sees the image's channels, by kind of model.
 INPUT_WEIGHTS = {"linear": "patch_embed.proj.weight", "resnet": "stem.conv.weight", "conv": "stem.0.weight"}

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from ..config import Size, ViTConfig
 from .positions import coordinates
 
+NEIGHBOURS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
+FAR = 8  # squared distance in patches beyond which, at first, all are alike
+
 
 class NoBias(nn.Module):
     """The paper's attention: every token looks at every token, and scores stay as they are."""
@@ -41,6 +44,22 @@ class Bias(nn.Module):
         between_patches = self.relative.flatten(1)[:, self.offsets]  # (H, N, N)
         k = self.num_prefix
         return self.mask + nn.functional.pad(between_patches, (k, 0, k, 0))
+
+
+def looking_at_neighbours(table: Tensor, first: int, sharpness: float) -> Tensor:
+    """Relative positions (H, 2h-1, 2w-1) with which each head looks at itself or one of the eight patches around it.
+
+    Together the heads then do what a 3x3 convolution does, until they learn something else; ConViT's idea. What is far
+    away keeps a little weight, without which no gradient would ever reach it.
+
+    Args:
+        first: number of the first head; heads take turns, so that the layers together see all sides.
+    """
+    heads, rows, columns = table.shape
+    y, x = (torch.arange(n, dtype=table.dtype, device=table.device) - n // 2 for n in (rows, columns))
+    places = [NEIGHBOURS[(first + head) % len(NEIGHBOURS)] for head in range(heads)]
+    squares = torch.stack([(y[:, None] - dy) ** 2 + (x[None] - dx) ** 2 for dy, dx in places])
+    return -sharpness * squares.clamp(max=FAR)
 
 
 def relative_offsets(grid: Size) -> Tensor:
