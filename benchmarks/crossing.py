@@ -1,11 +1,13 @@
 """Accuracy against minutes: our ViT, the hybrid, a ResNet of equal cost and the usual ViT recipe, on the same machine.
 
+And, beside ours, what it was at first: a network whose convolutions did the work.
+
     python benchmarks/crossing.py [--minutes 5 10 20 30] [--seed 0]
 
 Each point is a run of its own, `patchword train RECIPE --budget Nm`, so that its schedule is laid over just those
 minutes. Every run has one core to itself, and as many go side by side as there are cores. First the ResNet is chosen,
 by validation after five minutes, among four that cost a step about as much as ours: 10 minutes on two cores; then the
-points: 130. One that results/crossing.json has already is not run again, so it can be made in parts, but only on one
+points: 165. One that results/crossing.json has already is not run again, so it can be made in parts, but only on one
 kind of machine. Writes results/crossing.json and docs/crossing.svg.
 """
 
@@ -36,11 +38,18 @@ RESNETS = {
 }
 SERIES = {
     "our ViT": ["cifar10_scratch"],
+    "six convolutions first": [str(HERE / "recipes/six_convolutions.py")],
     "ResNet": [RESNET],  # and what was chosen
     "our hybrid": [str(HERE / "recipes/hybrid.py")],
     "usual ViT": [str(HERE / "recipes/usual_vit.py")],
 }
-COLOURS = {"our ViT": "#0b62c4", "ResNet": "#c4540b", "our hybrid": "#1a8a5a", "usual ViT": "#777777"}
+COLOURS = {
+    "our ViT": "#0b62c4",
+    "six convolutions first": "#6aa7e8",
+    "ResNet": "#c4540b",
+    "our hybrid": "#1a8a5a",
+    "usual ViT": "#777777",
+}
 CHOICE_MINUTES = 5
 
 Key = tuple[str, int, int]  # name, minutes, seed

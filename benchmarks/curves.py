@@ -14,7 +14,7 @@ from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
 RUNS = {
     "cifar10_scratch_30m_seed0": ("30 minutes", "#0b62c4"),
     "cifar10_scratch_30m_seed1": ("30 minutes, another seed", "#6aa7e8"),
-    "cifar10_scratch_100m": ("100 minutes", "#c4540b"),
+    "six_convolutions_100m": ("six convolutions first, 100 minutes", "#c4540b"),
 }
 
 
