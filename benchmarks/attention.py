@@ -2,10 +2,10 @@
 
     python benchmarks/attention.py [--minutes 10] [--seed 0]
 
-"blind" is the same model and the same arithmetic, but each patch sees itself alone. "no blocks" is what stands before
-them; "six convolutions" has no blocks either, but the stem of the recipe that was the first record (its own figures are
-in results/attention_former.json). One core each, two side by side, 5,000 pictures of the training part for validation;
-the test part has no say. What results/attention.json has already is not run again. Writes results/attention.json.
+"blind" is the same model and the same arithmetic, but each patch sees itself alone; "no blocks" is what stands before
+them. One core each, two side by side, 5,000 pictures of the training part for validation; the test part has no say.
+What results/attention.json has already is not run again. Writes results/attention.json. (attention_former.json has the
+same of recipes/six_convolutions.py.)
 """
 
 import argparse
@@ -15,12 +15,10 @@ from typing import Any
 from crossing import Key, side_by_side
 from harness import COMMIT, RESULTS, write_result
 
-NO_BLOCKS = ["--model.depth", "0"]
 ARMS = {
     "cifar10_scratch": [],
     "blind": ["--model.attention", "local", "--model.window", "1"],
-    "no blocks": NO_BLOCKS,
-    "six convolutions": [*NO_BLOCKS, "--model.stem_layers", "64", "128", "192", "--model.stem_convs", "2"],
+    "no blocks": ["--model.depth", "0"],
 }
 
 
