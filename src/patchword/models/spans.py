@@ -28,15 +28,16 @@ class Bias(nn.Module):
 
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
-        self.num_prefix = config.num_prefix
+        self.num_prefix, self.grid = config.num_prefix, config.grid
+        self.heads = range(layer * config.num_heads, (layer + 1) * config.num_heads)  # counted through all layers
         visible = span_mask(config, layer)
         mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
         self.register_buffer("mask", mask, persistent=False)
         self.relative = None
         if config.positions == "relative":
-            h, w = config.grid
+            h, w = self.grid
             self.relative = nn.Parameter(torch.zeros(config.num_heads, 2 * h - 1, 2 * w - 1))
-            self.register_buffer("offsets", relative_offsets(config.grid), persistent=False)
+            self.register_buffer("offsets", relative_offsets(self.grid), persistent=False)
 
     def forward(self) -> Tensor:
         if self.relative is None:
@@ -45,21 +46,17 @@ class Bias(nn.Module):
         k = self.num_prefix
         return self.mask + nn.functional.pad(between_patches, (k, 0, k, 0))
 
+    def looking_at_neighbours(self, sharpness: float) -> Tensor:
+        """Relative positions with which each head looks at itself or one of the eight patches around it.
 
-def looking_at_neighbours(table: Tensor, first: int, sharpness: float) -> Tensor:
-    """Relative positions (H, 2h-1, 2w-1) with which each head looks at itself or one of the eight patches around it.
-
-    Together the heads then do what a 3x3 convolution does, until they learn something else; ConViT's idea. What is far
-    away keeps a little weight, without which no gradient would ever reach it.
-
-    Args:
-        first: number of the first head; heads take turns, so that the layers together see all sides.
-    """
-    heads, rows, columns = table.shape
-    y, x = (torch.arange(n, dtype=table.dtype, device=table.device) - n // 2 for n in (rows, columns))
-    places = [NEIGHBOURS[(first + head) % len(NEIGHBOURS)] for head in range(heads)]
-    squares = torch.stack([(y[:, None] - dy) ** 2 + (x[None] - dx) ** 2 for dy, dx in places])
-    return -sharpness * squares.clamp(max=FAR)
+        Together the heads then do what a 3x3 convolution does, until they learn something else; ConViT's idea. They
+        take turns, so that the layers together see all sides. What is far away keeps a little weight, without which
+        no gradient would ever reach it.
+        """
+        y, x = (torch.arange(1.0 - n, n) for n in self.grid)  # offsets of rows and columns
+        places = [NEIGHBOURS[head % len(NEIGHBOURS)] for head in self.heads]
+        squares = torch.stack([(y[:, None] - dy) ** 2 + (x[None] - dx) ** 2 for dy, dx in places])
+        return -sharpness * squares.clamp(max=FAR)
 
 
 def relative_offsets(grid: Size) -> Tensor:

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from .patches import patchify
 from .pooling import make_pool
 from .positions import Rotary, make_positions
-from .spans import looking_at_neighbours, make_bias
+from .spans import Bias, make_bias
 from .stems import make_stem
 
 
@@ -280,10 +280,8 @@ class ViT(nn.Module):
                     nn.init.xavier_uniform_(part)
                 if module.qkv.bias is not None:
                     nn.init.zeros_(module.qkv.bias)
-        if self.config.local_start and self.config.positions == "relative":
-            for layer, block in enumerate(self.blocks):
-                table = block.attention.bias.relative
-                table.copy_(looking_at_neighbours(table, layer * len(table), self.config.local_start))
+            if isinstance(module, Bias) and module.relative is not None and self.config.local_start:
+                module.relative.copy_(module.looking_at_neighbours(self.config.local_start))
         nn.init.trunc_normal_(self.patch_embed.proj.weight, std=self.patch_embed.proj.in_features**-0.5)
         nn.init.zeros_(self.patch_embed.proj.bias)
         for head in (self.head, self.head_distilled):
