@@ -59,7 +59,8 @@ def test_it_is_a_better_beginning_than_none(tmp_path: Path) -> None:
     """A hundred digits, twenty steps of the same recipe: from its weights, and from nothing."""
     recipe = load_recipe("cifar10_scratch")
     changes = {"steps": 20, "budget": None, "batch_size": 50, "ema": 0.0, "flip_test": False, "evaluate_every": 100.0}
-    scratch = recipe.replace(**changes, augment=AugmentConfig(crop="shift"), data=DataConfig())
+    whole = {"augment": AugmentConfig(crop="shift"), "early_scale": 1.0}  # weights that have learnt begin at full size
+    scratch = recipe.replace(**changes, **whole, data=DataConfig())
     started = scratch.replace(init="patchword:cifar10", head="probe")
     found = {
         name: pw.train(config, tmp_path / name, parts=few_digits()).figures["val"]["top1"]

@@ -215,6 +215,21 @@ def test_relative_positions_see_only_offsets(kind: str) -> None:
     assert (scores[:, 0, 0, 0, 1] - scores[:, 0, 0, 1, 0]).abs().max() > 1e-3  # right is not below
 
 
+@pytest.mark.parametrize("attention", ["global", "local", "axial"])
+def test_small_pictures_in_training_are_seen_as_a_corner(attention: str) -> None:
+    """As by a model for just that size, whose table of offsets is the middle of this one's; larger ones are refused."""
+    kind = {"positions": "relative", "pooling": "average", "attention": attention, "window": 3, "num_registers": 2}
+    model, small = make(image_size=(40, 48), **kind), make(seed=1, image_size=(24, 32), **kind)
+    state = {n: t[:, 2:-2, 2:-2] if n.endswith("relative") else t for n, t in model.state_dict().items()}
+    small.load_state_dict(state)
+    images = pictures(small)
+    torch.testing.assert_close(model.train()(images), small(images))
+    with pytest.raises(ConfigError, match="another image_size"):
+        model(torch.zeros(1, 3, 48, 48))
+    with pytest.raises(ConfigError, match="another image_size"):
+        model.eval()(images)
+
+
 def test_learned_2d_is_row_beside_column() -> None:
     model = make(positions="learned_2d", image_size=(32, 64))
     _, table = model.positions.tables()

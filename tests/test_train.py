@@ -551,6 +551,7 @@ def test_small_pictures_first(tmp_path: Path) -> None:
     assert sizes == [4, 4, 4, 8, 8, 8], "0.6 of eight pixels, in whole patches of two"
     outcome = train(config(steps=6, early_scale=0.1), tmp_path / "run", parts=parts())
     assert outcome is not None and outcome.figures["test"]["n"] == 20
+    trainer(early_scale=0.5, model=TINY.replace(positions="relative", attention="local", window=3)).advance(0.0)
     with pytest.raises(ConfigError, match="early_scale"):
         trainer(early_scale=0.5, model=TINY.replace(positions="rotary"))
 

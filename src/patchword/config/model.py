@@ -134,7 +134,7 @@ class ViTConfig(JsonConfig):
             self.positions != "rotary" or self.attention_dim % 4 == 0, "rotary positions need head_dim in fours."
         )
         self.require(
-            not self.patch_dropout or self.resizable,
+            not self.patch_dropout or (self.positions not in ("relative", "rotary") and self.attention == "global"),
             "patch_dropout needs positions that are added to the tokens, and global attention.",
         )
         self.require(
@@ -188,8 +188,8 @@ class ViTConfig(JsonConfig):
 
     @property
     def resizable(self) -> bool:
-        """Whether the model can be trained on another grid than its own: positions are only added to the tokens."""
-        return self.positions not in ("relative", "rotary") and self.attention == "global"
+        """Whether the model can be trained on smaller pictures than its own."""
+        return self.positions != "rotary"
 
     @property
     def num_prefix(self) -> int:

@@ -16,7 +16,7 @@ FAR = 8  # squared distance in patches beyond which, at first, all are alike
 class NoBias(nn.Module):
     """The paper's attention: every token looks at every token, and scores stay as they are."""
 
-    def forward(self) -> Tensor | None:
+    def forward(self, grid: Size | None = None) -> Tensor | None:
         return None
 
 
@@ -39,12 +39,18 @@ class Bias(nn.Module):
             self.relative = nn.Parameter(torch.zeros(config.num_heads, 2 * h - 1, 2 * w - 1))
             self.register_buffer("offsets", relative_offsets(self.grid), persistent=False)
 
-    def forward(self) -> Tensor:
+    def forward(self, grid: Size | None = None) -> Tensor:
+        """For the model's own grid, or a smaller one, whose patches see each other as those in a corner of it do."""
+        k, mask = self.num_prefix, self.mask
+        patches: Tensor | slice = slice(None)
+        if grid is not None and grid != self.grid:
+            corner = torch.arange(self.grid[0] * self.grid[1]).view(self.grid)[: grid[0], : grid[1]].flatten()
+            tokens = torch.cat([torch.arange(k), k + corner])
+            mask, patches = mask[tokens][:, tokens], corner
         if self.relative is None:
-            return self.mask
-        between_patches = self.relative.flatten(1)[:, self.offsets]  # (H, N, N)
-        k = self.num_prefix
-        return self.mask + nn.functional.pad(between_patches, (k, 0, k, 0))
+            return mask
+        between_patches = self.relative.flatten(1)[:, self.offsets[patches][:, patches]]  # (H, N, N)
+        return mask + nn.functional.pad(between_patches, (k, 0, k, 0))
 
     def looking_at_neighbours(self, sharpness: float) -> Tensor:
         """Relative positions with which each head looks at itself or one of the eight patches around it.

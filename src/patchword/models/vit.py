@@ -66,26 +66,38 @@ class Attention(nn.Module):
         biases = (None, None, None) if self.qkv.bias is None else self.qkv.bias.chunk(3)
         return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+    def forward(self, x: Tensor, grid: Size | None = None) -> Tensor:  # (B, N, D) -> (B, N, D)
         q, k, v = self.project(x)
         dropout = self.dropout if self.training else 0.0
+        bias = self.bias(grid)
         if q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.requires_grad and not dropout:
-            # With its backward, the fused kernel takes 2 to 9 times as long as these two products.
-            x = self.scores(q, k).softmax(dim=-1).to(v.dtype) @ v
+            x = attend_in_steps(q, k, v, bias)
         else:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias(), dropout_p=dropout)
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
         return self.out(x.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention map (B, H, N, N) that `forward` applies inside its fused kernel; rows sum to one."""
         q, k, _ = self.project(x)
-        return self.scores(q, k).softmax(dim=-1)
-
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """What the softmax is taken of: (B, H, N, N)."""
         scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
         bias = self.bias()
-        return scores if bias is None else scores + bias
+        return (scores if bias is None else scores + bias).softmax(dim=-1)
+
+
+def attend_in_steps(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention as two products, all of it in the type of `q`, for training in bf16 on a CPU.
+
+    There the fused kernel, with its backward, takes 2 to 9 times as long. Scale and bias go into the first product,
+    and autocast, which would take the softmax in fp32, is kept out.
+    """
+    b, h, n, d = q.shape
+    q, k, v = (t.reshape(b * h, n, d) for t in (q, k, v))
+    with torch.autocast("cpu", enabled=False):
+        if bias is None:
+            scores = (q * d**-0.5) @ k.mT
+        else:
+            scores = torch.baddbmm(bias.to(q.dtype).expand(b, h, n, n).reshape(b * h, n, n), q, k.mT, alpha=d**-0.5)
+        return (scores.softmax(dim=-1) @ v).view(b, h, n, d)
 
 
 class MLP(nn.Module):
@@ -145,11 +157,12 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.add2 = Residual(config, drop_path)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+    def forward(self, x: Tensor, grid: Size | None = None) -> Tensor:  # (B, N, D) -> (B, N, D)
+        """`grid`: rows and columns of patches, where they are not the model's own."""
         if self.post_norm:
-            x = self.norm1(self.add1(x, self.attention(x)))
+            x = self.norm1(self.add1(x, self.attention(x, grid)))
             return self.norm2(self.add2(x, self.mlp(x)))
-        x = self.add1(x, self.attention(self.norm1(x)))
+        x = self.add1(x, self.attention(self.norm1(x), grid))
         return self.add2(x, self.mlp(self.norm2(x)))
 
 
@@ -203,24 +216,30 @@ class ViT(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         """All tokens after the last block and, unless it comes after pooling, the final norm: (B, N, D)."""
-        x = self.embed(images)
+        x, grid = self.embed(images), self.grid_of(images)
         for block in self.blocks:
             again = self.config.checkpoint_blocks and self.training
-            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            x = checkpoint(block, x, grid, use_reentrant=False) if again else block(x, grid)
         return x if self.config.norm_after_pool else self.norm(x)
 
     def embed(self, images: Tensor) -> Tensor:
         """Patch embeddings with prefix tokens and positions: (B, N, D)."""
-        patches, grid = self.cut(images)
-        x = self.patch_embed(patches)
-        dropped = self.training and self.config.patch_dropout > 0
-        return self.drop(self.positions(x, self.prefix(x.shape[0]), grid, self.kept_patches(x) if dropped else None))
+        x = self.patch_embed(self.cut(images))
+        keep = self.kept_patches(x) if self.training and self.config.patch_dropout > 0 else None
+        return self.drop(self.positions(x, self.prefix(x.shape[0]), self.grid_of(images), keep))
 
-    def cut(self, images: Tensor) -> tuple[Tensor, Size]:
-        """Images to flattened patches and their grid; flattened patches pass through."""
+    def grid_of(self, images: Tensor) -> Size:
+        """Rows and columns of patches; of images that are patches already, the model's own."""
+        if images.ndim == 3:
+            return self.config.grid
+        (h, w), stride = images.shape[-2:], self.config.stride
+        return h // stride[0], w // stride[1]
+
+    def cut(self, images: Tensor) -> Tensor:
+        """Images to flattened patches, which themselves pass through."""
         patches = (self.config.num_patches, self.patch_embed.proj.in_features)
         if self.config.stem == "linear" and tuple(images.shape[1:]) == patches:
-            return images, self.config.grid
+            return images
         expected = (self.config.in_channels, *self.config.image_size)
         if tuple(images.shape[1:]) != expected and not (self.training and self.resizable(images)):
             field = "image_size" if images.ndim == 4 and images.shape[1] == expected[0] else "in_channels"
@@ -229,14 +248,14 @@ class ViT(nn.Module):
                 f"The model takes images of shape (batch, channels, height, width) = (B, {shape}), "
                 f"not {tuple(images.shape)}. To adapt its weights, load it with another {field}."
             )
-        h, w = images.shape[-2:]
-        grid = (h // self.config.stride[0], w // self.config.stride[1])
-        return patchify(self.stem(images), self.config.patch_size), grid
+        return patchify(self.stem(images), self.config.patch_size)
 
     def resizable(self, images: Tensor) -> bool:
-        """Whether training may go on with images of another size: positions are resampled on the way."""
-        fits = images.ndim == 4 and images.shape[1] == self.config.in_channels and self.config.resizable
-        return fits and all(n % s == 0 for n, s in zip(images.shape[-2:], self.config.stride, strict=True))
+        """Whether training may go on with images of a smaller size: positions are fitted to it on the way."""
+        if images.ndim != 4 or images.shape[1] != self.config.in_channels or not self.config.resizable:
+            return False
+        sides = zip(images.shape[-2:], self.config.image_size, self.config.stride, strict=True)
+        return all(n <= own and n % stride == 0 for n, own, stride in sides)
 
     def prefix(self, batch: int) -> Tensor | None:
         parts = (self.class_token, self.distillation_token, self.registers)

@@ -23,6 +23,8 @@ config = Config(
     schedule=ScheduleConfig(shape="linear", warmup=0.05),
     batch_size=128,
     budget=600,
+    early_scale=0.75,  # 24 pixels, 36 patches: 543 instead of 336 images/s
+    early_part=0.7,
     ema=0.995,
     label_smoothing=0.1,
     flip_test=True,

@@ -44,7 +44,7 @@ def early_size(config: Config) -> Size | None:
     if config.early_scale == 1 or config.early_part == 0:
         return None
     if isinstance(model, ViTConfig) and not model.resizable:
-        raise ConfigError("early_scale needs positions that are added to the tokens, and global attention.")
+        raise ConfigError("early_scale does not go with rotary positions: they are made for one size of picture.")
     unit = model.stride if isinstance(model, ViTConfig) else (1, 1)
     rows, columns = (max(1, round(n * config.early_scale / u)) * u for n, u in zip(model.image_size, unit, strict=True))
     return rows, columns
