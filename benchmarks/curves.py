@@ -12,8 +12,9 @@ from harness import RESULTS
 from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
 
 RUNS = {
-    "cifar10_scratch_30m_seed0": ("30 minutes", "#0b62c4"),
-    "cifar10_scratch_30m_seed1": ("30 minutes, another seed", "#6aa7e8"),
+    "cifar10_scratch_100m": ("100 minutes", "#0b3d91"),
+    "cifar10_scratch_30m_seed0": ("30 minutes, all at 32 pixels", "#0b62c4"),
+    "cifar10_scratch_30m_seed1": ("the same, another seed", "#6aa7e8"),
     "six_convolutions_100m": ("six convolutions first, 100 minutes", "#c4540b"),
 }
 
@@ -27,7 +28,7 @@ def main() -> None:
             run = json.loads((RESULTS / f"{name}.json").read_text())
             minutes = [point["seconds"] / 60 for point in run["val_curve"]]
             accuracy = [point["top1"] for point in run["val_curve"]]
-            said = f"{label}, {run['machine']['capability']}: {run['test']['top1']:.1%} on test"
+            said = f"{label}, {run['machine']['capability']}: {run['test']['top1']:.2%} on test"
             axes.plot(minutes, accuracy, "o-", color=colour, linewidth=2, markersize=3, label=said)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_ylim(0.5, 0.95)

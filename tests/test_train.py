@@ -26,6 +26,7 @@ from patchword.config import (
     ScheduleConfig,
     ViTConfig,
 )
+from patchword.data.imagenet import imagenet_classes
 from patchword.data.sources import ArraySource, Parts, from_arrays
 from patchword.engines.probe import probe
 from patchword.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -34,7 +35,7 @@ from patchword.recipes import RECIPES, load_recipe
 from patchword.training import train
 from patchword.training.averaging import Average
 from patchword.training.lora import add_lora, merged_state
-from patchword.training.objective import class_weights, make_objective
+from patchword.training.objective import class_weights, label_order, make_objective
 from patchword.training.optimisers import Muon, Sharpness, make_optimisers, newton_schulz, orthogonalised
 from patchword.training.schedule import BudgetClock, rate
 from patchword.training.setup import freeze
@@ -420,6 +421,19 @@ def test_a_teacher_of_other_classes_is_refused(teacher: Path) -> None:
     run = config(model=TINY.replace(in_channels=3), distill=DistillConfig(teacher=str(teacher)))
     with pytest.raises(ConfigError, match="4 classes, the data 2"):
         Trainer(run, Parts(stripes(8, 16, 3, classes=2), stripes(8, 16, 3, classes=2)), World(), fresh=True)
+
+
+def test_a_teacher_may_know_the_classes_by_other_names() -> None:
+    """A folder of WordNet ids and a teacher that says "tench, Tinca tinca", or has no labels at all."""
+    ids, names = zip(*imagenet_classes(), strict=True)
+    backwards = list(range(999, -1, -1))
+    for teacher in (names, None):
+        order = label_order("t", teacher, 1000, ids[::-1])
+        assert order is not None and order.tolist() == backwards
+    with pytest.raises(ConfigError, match="t does not know the classes of the data.*bird"):
+        label_order("t", ("cat", "dog"), 2, ("cat", "bird"))
+    with pytest.raises(ConfigError, match="two classes of the data for one"):
+        label_order("t", ("cat, kitty", "dog"), 2, ("cat", "kitty"))
 
 
 def test_several_labels(tmp_path: Path) -> None:

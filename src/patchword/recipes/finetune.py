@@ -1,4 +1,4 @@
-"""Any folder of pictures (or other data), from ImageNet weights: the head learnt first, then all weights.
+"""Any folder of pictures (or other data), from ImageNet weights: the head learnt first, then the upper two thirds.
 
 Command: patchword train finetune --data.source photos --budget 10m  (or simply: patchword train photos --budget 10m)
 """

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from ..checkpoints import read_checkpoint
 from ..config import Config, DistillConfig, ViTConfig
-from ..errors import ConfigError
+from ..data.folders import match_classes
+from ..errors import ConfigError, DataError
 from ..preprocess import Preprocess
 
 
@@ -103,15 +104,18 @@ class Teacher:
 
 
 def label_order(name: str, teacher: tuple[str, ...] | None, count: int, student: tuple[str, ...]) -> Tensor | None:
-    """Where the student's classes stand among the teacher's; None where they stand in the same order."""
+    """Where the student's classes stand among the teacher's, by any of their names; None: in the same order."""
     if count != len(student):
         raise ConfigError(f"The teacher {name} has {count} classes, the data {len(student)}: they must be the same.")
-    if teacher is None or teacher == student:
+    if teacher == student:
         return None
-    if set(teacher) != set(student):
-        odd = sorted(set(student) - set(teacher))[:3]
-        raise ConfigError(f"The teacher {name} does not know the classes {', '.join(odd)} of the data.")
-    return torch.tensor([teacher.index(label) for label in student])
+    try:
+        indices = match_classes(student, teacher, count)
+    except DataError as error:
+        raise ConfigError(f"The teacher {name} does not know the classes of the data. {error}") from None
+    if len(set(indices.values())) < count:
+        raise ConfigError(f"The teacher {name} takes two classes of the data for one.")
+    return torch.tensor([indices[label] for label in student])
 
 
 def retouch(student: Preprocess, teacher: Preprocess | None) -> tuple[Tensor, Tensor]:
