@@ -18,7 +18,7 @@ config = Config(
         stem="conv", stem_layers=(64, 128), positions="relative", local_start=1.5, class_token=False,
         pooling="average", norm_after_pool=True,
     ),
-    augment=AugmentConfig(crop="shift", flip=0.5, cutout=0.25),
+    augment=AugmentConfig(crop="shift", flip=0.5, cutout=0.375),
     optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),
     schedule=ScheduleConfig(shape="linear", warmup=0.05),
     batch_size=128,
@@ -27,5 +27,6 @@ config = Config(
     early_part=0.7,
     ema=0.995,
     label_smoothing=0.1,
+    evaluate_every=2.0,
     flip_test=True,
 )  # fmt: skip
