@@ -9,6 +9,7 @@ src/patchword/weights/NAME and results/shipped_NAME.json.
 
 import argparse
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ from patchword.training.folder import read_config, read_split
 def answers(checkpoint: Checkpoint, source: Source) -> np.ndarray:
     """Logits (N, K)."""
     classifier = Classifier(checkpoint)
-    readers = (lambda mode, i=i: source.read(i, mode=mode) for i in range(len(source)))
+    readers = (partial(source.read, i) for i in range(len(source)))
     return np.stack([each.numpy() for each in classifier.stream(readers)])  # type: ignore[union-attr]
 
 
 def figures(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
     pictures = [
-        Labelled(source.name(i), lambda mode, i=i: source.read(i, mode=mode), source.labels[target])
+        Labelled(source.name(i), partial(source.read, i), source.labels[target])
         for i, target in enumerate(source.targets)
     ]
     found = evaluate(Classifier(checkpoint), pictures)

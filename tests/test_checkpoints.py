@@ -1,7 +1,9 @@
 """Our own folder, what readers say when a file does not fit, and what callers may state or adapt."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from patchword.checkpoints import WRITABLE, Checkpoint, load, read_checkpoint, write_checkpoint
 from patchword.checkpoints.files import write_tensors
 from patchword.checkpoints.foreign import find_source
+from patchword.checkpoints.transformers import stated_preprocess
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.errors import CheckpointError, ConfigError, ConversionError
 from patchword.models import build
@@ -175,6 +178,45 @@ def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
     assert "must add --num-heads 3" in notes[-1] and "--mean 0.5 0.5 0.5" in notes[-1] and "--crop 0.9" in notes[-1]
     notes = write_checkpoint(tmp_path / "wide.npz", checkpoint(image_size=(32, 64)), "google")
     assert "--image-size 32 64" in notes[-1]
+    for family in ("timm", "transformers"):
+        hot = dataclasses.replace(checkpoint(), several=True)
+        notes = write_checkpoint(tmp_path / family, hot, family)
+        assert any("divide the logits by 1.5" in note for note in notes) and any("sigmoid" in note for note in notes)
+        plain = dataclasses.replace(checkpoint(), temperature=1.0)
+        assert write_checkpoint(tmp_path / f"{family} plain", plain, family) == []
+
+
+@pytest.mark.parametrize("resize", ["cover", "squash"])
+@pytest.mark.parametrize("crop", [1.0, 0.875, 384 / 450])
+@pytest.mark.parametrize("family", ["timm", "transformers"])
+def test_preprocessing_survives_in_folders(family: str, crop: float, resize: Any, tmp_path: Path) -> None:
+    before = checkpoint(image_size=384, patch_size=96).stated(crop=crop, resize=resize)
+    before = dataclasses.replace(before, temperature=1.0)
+    assert write_checkpoint(tmp_path / "model", before, family) == []
+    after = read_checkpoint(tmp_path / "model").preprocess
+    assert after is not None and before.preprocess is not None
+    assert (after.resize, after.size, after.resized_to) == (resize, (384, 384), before.preprocess.resized_to)
+
+
+def test_preprocessing_that_a_folder_cannot_state_is_said(tmp_path: Path) -> None:
+    notes = write_checkpoint(tmp_path / "wide", checkpoint(image_size=(32, 64)), "transformers")
+    assert any("how pictures are prepared: resize to 35x71, crop 32x64" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("said", "resize", "resized"),
+    [
+        ({"size": {"height": 256, "width": 256}, "crop_size": {"height": 224, "width": 224}}, "squash", (256, 256)),
+        ({"size": 256, "crop_size": 224}, "squash", (256, 256)),
+        ({"size": {"shortest_edge": 256}, "crop_size": 224}, "cover", (256, 256)),
+        ({"size": 224, "do_center_crop": False}, "squash", (224, 224)),
+    ],
+)
+def test_processors_of_transformers(said: dict[str, Any], resize: str, resized: tuple[int, int]) -> None:
+    """As its own code reads them: two sides are both given to resizing, whatever the proportions of the picture."""
+    fields = stated_preprocess({"do_center_crop": True, **said})
+    found = Preprocess(size=(224, 224), mean=HALF, std=HALF, **fields)
+    assert (found.resize, found.resized_to) == (resize, resized)
 
 
 @pytest.mark.parametrize("family", ["google", "timm", "deit"])
@@ -310,6 +352,14 @@ def test_adapting_on_load(tmp_path: Path) -> None:
     assert adapted.preprocess is not None
     assert (adapted.preprocess.size, adapted.preprocess.mean) == ((64, 64), (0.5,))
     assert read_checkpoint(tmp_path / "model", in_channels=5).preprocess is None
+
+
+def test_what_was_measured_is_not_said_of_an_adapted_model() -> None:
+    before = dataclasses.replace(checkpoint(), provenance={"seed": 0, "metrics": {"test": {"top1": 0.9}}})
+    larger, other = before.adapted(image_size=(64, 64)), before.adapted(num_classes=9)
+    assert larger.provenance == other.provenance == {"seed": 0}
+    assert (larger.temperature, other.temperature) == (1.5, 1.0)
+    assert before.adapted(num_classes=4).provenance == before.provenance, "nothing was changed"
 
 
 def test_a_same_sized_head_is_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sklearn.datasets import load_sample_image
 from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from patchword.classifier import Classifier
+from patchword.classifier import Classifier, find_class
 from patchword.config import ViTConfig
 from patchword.data.ahead import ahead
 from patchword.errors import ConfigError, DataError, ImageError
@@ -207,3 +208,21 @@ def test_the_same_weights_in_every_format_give_the_same_answers(ti16: Path, imag
         logits = torch.stack([r for r in again.stream(files) if isinstance(r, torch.Tensor)])
         torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4, msg=family)
         assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+def test_classes_that_differ_in_case_only() -> None:
+    assert [find_class(["a", "A", "b"], said) for said in ("a", "A", "B")] == [0, 1, 2]
+    with pytest.raises(ConfigError, match="Give its index"):
+        find_class(["Aa", "aA"], "AA")
+
+
+def test_data_sets_are_decoded_no_larger_than_needed(folder: Path) -> None:
+    """As single files are, so that a picture has the same answer by every way."""
+    classifier, asked = Classifier(colour_checkpoint()), []
+
+    def read(mode: Any, at_least: tuple[int, int] | None = None) -> Image.Image:
+        asked.append(at_least)
+        return Image.open(folder / "red/0.png").convert(mode)
+
+    classifier.pixels(read)
+    assert asked == [classifier.preprocess.resized_to]

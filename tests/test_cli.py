@@ -15,8 +15,11 @@ from PIL import Image
 import patchword
 from patchword import cli
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from patchword.classifier import Classifier
 from patchword.cli.fields import model_flags
 from patchword.config import ViTConfig
+from patchword.evaluation.predict import fingerprint
+from patchword.evaluation.table import Table
 from patchword.models import build
 from patchword.preprocess import Preprocess
 from test_checkpoints import checkpoint as small_checkpoint
@@ -269,6 +272,19 @@ def test_a_killed_table_goes_on(model: Path, tmp_path: Path) -> None:
     assert not partial.exists() and sorted(p.name for p in tmp_path.glob("*.csv*")) == ["table.csv", "whole.csv"]
 
 
+def test_a_table_goes_on_with_the_pictures_that_are_asked_for(model: Path, data: Path, tmp_path: Path) -> None:
+    """Rows that an earlier process left of another folder are not among them."""
+    table, whole = tmp_path / "table.csv", tmp_path / "whole.csv"
+    assert run("predict", model, data, "--csv", whole).returncode == 0
+    classifier = Classifier.load(model)
+    with pytest.raises(KeyboardInterrupt), Table(table, 3, fingerprint(classifier), ["elsewhere.png"]) as begun:
+        begun.write({"path": "elsewhere.png", "error": "no picture"})
+        raise KeyboardInterrupt
+    assert "elsewhere.png" in Path(f"{table}.partial").read_text()
+    assert run("predict", model, data, "--csv", table).returncode == 0
+    assert table.read_bytes() == whole.read_bytes()
+
+
 def test_a_table_of_another_model_is_not_continued(model: Path, data: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     Path(f"{table}.partial").write_text("path,error\r\n")
@@ -276,3 +292,11 @@ def test_a_table_of_another_model_is_not_continued(model: Path, data: Path, tmp_
     result = run("predict", model, data, "--csv", table)
     assert result.returncode == 2 and "another model or another --top" in result.stderr
     assert not table.exists() and Path(f"{table}.partial").exists()
+
+
+def test_sizes_that_are_none_and_names_that_command_the_terminal(model: Path, data: Path) -> None:
+    result = run("doctor", data, "--patch-size", 0)
+    assert result.returncode == 2 and "at least 1" in result.stderr and "Traceback" not in result.stderr
+    (data / "\x1b[31mred.png").write_bytes(b"no picture")
+    result = run("predict", model, data)
+    assert result.returncode == 3 and "\x1b" not in result.stderr and "red.png" in result.stderr

@@ -1,14 +1,20 @@
 """Several processes compute what one computes: the same samples in the same order, the same losses, one run folder."""
 
+import dataclasses
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
-from patchword.config import Config
+from patchword.checkpoints import read_checkpoint
+from patchword.classifier import Classifier
+from patchword.config import Config, DataConfig
+from patchword.data.open import open_data
 from patchword.training.guard import replay
 from runs import Child, Nursery, end_of, leftovers, rows, sha256, shared_nursery, tiny, write_recipe
 
@@ -117,3 +123,17 @@ def test_a_fault_in_one_share_stops_all(nursery: Nursery, tmp_path: Path) -> Non
     state = {path.name: sha256(path) for path in (run / "checkpoints/step-00000005").iterdir()}
     ended(together(nursery, 2, recipe, run, tmp_path / "log", "-1", str(5 * 32 + 16)), 2)
     assert {path.name: sha256(path) for path in (run / "checkpoints/step-00000005").iterdir()} == state
+
+
+def test_batch_norm_is_measured_as_it_is_published(nursery: Nursery, tmp_path: Path) -> None:
+    """Each process gathers statistics of its own; all must measure with those of the first, which are published."""
+    model = configured().model.replace(stem="conv", stem_layers=(8,), patch_size=(2, 2))
+    recipe, run = write_recipe(tmp_path / "recipe.py", configured().replace(model=model)), tmp_path / "run"
+    ended(together(nursery, 2, recipe, run, tmp_path / "log"), 0)
+    test = open_data(DataConfig(source="digits"), 0).test
+    assert test is not None
+    classifier = Classifier(dataclasses.replace(read_checkpoint(run), temperature=1.0))
+    answers = list(classifier.stream(partial(test.read, index) for index in range(len(test))))
+    loss = F.cross_entropy(torch.stack(answers), torch.from_numpy(test.targets))  # type: ignore[arg-type]
+    (said,) = [row["nll"] for row in rows(run) if row["kind"] == "test"]
+    assert float(loss) == pytest.approx(said, abs=1e-4)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,7 +178,8 @@ def test_openvino_has_two_files_that_belong_together(model: Path, run: Run) -> N
     done = run("export", model / "model", model / "ov.xml", "--overwrite")
     assert done.returncode == 0, done.stderr
     proof = json.loads((model / "ov.xml.proof.json").read_text())
-    assert proof["sha256"] == hashlib.sha256((model / "ov.xml").read_bytes()).hexdigest()
+    for key, name in (("sha256", "ov.xml"), ("sha256_of_weights", "ov.bin")):
+        assert proof[key] == hashlib.sha256((model / name).read_bytes()).hexdigest()
     assert proof["bytes"] > (model / "ov.bin").stat().st_size > 10_000
 
 
@@ -234,7 +236,14 @@ def test_merging_through_the_command(model: Path, run: Run) -> None:
 
 
 def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
+    single = model / "single/0"
+    single.mkdir(parents=True, exist_ok=True)
+    shutil.copy(next((model / "data").rglob("*.png")), single / "one.png")
     return {
+        "one picture": (
+            [model / "model", model / "x.onnx", "--merge-drop", 1, "--verify", single.parent],
+            "proves on the others",
+        ),
         "ending": ([model / "model", model / "x.tflite"], "*.onnx, *.pt2"),
         "int8 unverified": ([model / "model", model / "x.onnx", "--int8"], "--verify DATA"),
         "int8 pt2": ([model / "model", model / "x.pt2", "--int8", "--verify", model / "data"], "written in fp32"),
@@ -252,7 +261,8 @@ def wrong(model: Path) -> dict[str, tuple[list[object], str]]:
 
 
 @pytest.mark.parametrize(
-    "case", ["ending", "int8 unverified", "int8 pt2", "merge twice", "calibrate", "exists", "whole int8 xml"]
+    "case",
+    ["ending", "int8 unverified", "int8 pt2", "merge twice", "calibrate", "exists", "whole int8 xml", "one picture"],
 )
 def test_wrong_requests(case: str, model: Path, run: Run) -> None:
     arguments, message = wrong(model)[case]

@@ -84,7 +84,8 @@ def test_names_are_found_in_labels(name: str, index: int) -> None:
 
 def test_a_name_of_two_classes_fits_none() -> None:
     with pytest.raises(DataError, match="'crane'.*several classes"):
-        match_classes(["crane"], ["crane", "Crane"], 2)
+        match_classes(["crane"], ["CRANE", "Crane"], 2)
+    assert match_classes(["Crane", "crane"], ["crane", "Crane"], 2) == {"Crane": 1, "crane": 0}  # to the letter
     with pytest.raises(DataError, match="'suit'"):
         match_classes(["suit"], ["maillot, suit", "tie, suit"], 2)
 

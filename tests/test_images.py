@@ -527,3 +527,12 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match="locked: Permission denied"):
         list_images(tmp_path)
+
+
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    """Each of them is a pass over all pixels: a few megabytes of them would keep a decoder busy for an hour."""
+    data = encode(photo().resize((32, 32)), "JPEG", progressive=True)
+    assert load_image(data, mode="RGB").size == (32, 32) and data.count(b"\xff\xda") > 3
+    last = data.rindex(b"\xff\xda")
+    with pytest.raises(ImageError, match=r"it has \d+ scans, more than the 500 allowed"):
+        load_image(data[:last] + data[last:-2] * 600 + data[-2:], mode="RGB")

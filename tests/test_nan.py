@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from patchword.config import Config, OptimConfig
 from patchword.data.loader import Batch, Loader
 from patchword.data.open import completed
 from patchword.data.sources import ArraySource, Parts
+from patchword.engines.probe import probe
 from patchword.errors import TrainingError
 from patchword.training import resume, train
 from patchword.training.guard import Fault, Place, replay, write_fault
@@ -155,7 +156,7 @@ def check_replay(folder: Path, trainer: Trainer, fault: Fault, batch: dict[str, 
     assert again == fault.place and again is not None and len(again.sha256) == 64
 
 
-def spoiled(batches: Iterator[Batch], number: int, spoil: Callable[[Batch], None]) -> Iterator[Batch]:
+def spoiled(batches: Iterator[Batch], number: int, spoil: Callable[[Batch], None]) -> Generator[Batch, None, None]:
     for i, batch in enumerate(batches):
         if i == number:
             spoil(batch)
@@ -192,6 +193,19 @@ def test_bad_weights(parts: Parts, tmp_path: Path, cause: str, setting: Setting)
     fault, batch = failed_step(trainer)
     assert fault.place is not None and fault.place.where == where and fault.place.layer.startswith(layer)
     assert fault.step == BEFORE and len(fault.samples) == 16 // setting[0]
+    check_replay(tmp_path, trainer, fault, batch)
+
+
+def test_in_bf16_it_is_looked_for_in_bf16(parts: Parts, tmp_path: Path) -> None:
+    if not probe().bf16_works:
+        pytest.skip("this processor cannot compute in bf16")
+    trainer = make_trainer(parts, SETTINGS[0], precision="bf16")
+    spoil, where, layer = next(iter(IN_WEIGHTS.values()))
+    with torch.no_grad():
+        spoil(trainer.model)
+    fault, batch = failed_step(trainer)
+    assert fault.precision == "bf16" and fault.place is not None and fault.place.where == where
+    assert fault.place.layer.startswith(layer)
     check_replay(tmp_path, trainer, fault, batch)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from patchword import preprocess
 from patchword.errors import ConfigError, ImageError
 from patchword.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
@@ -219,3 +221,31 @@ def test_wrong_values_are_refused_by_name(name: str, value: object) -> None:
 def test_a_channel_count_other_than_one_or_three_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 number .* or 3 numbers"):
         Preprocess((8, 8), mean=(0.5,) * 4, std=(0.5,) * 4)
+
+
+def test_a_line_that_is_squashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 x 1,000,000 pixels, brought to the model's width first, would take a gigabyte on the way."""
+    squash = Preprocess((224, 224), "squash", mean=HALF, std=HALF)
+    asked: list[int] = []
+    resize = Image.Image.resize
+
+    def watched(self: Image.Image, size: tuple[int, int], *rest: Any, **named: Any) -> Image.Image:
+        asked.append(size[0] * size[1])
+        return resize(self, size, *rest, **named)
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    pixels = squash.pixels(Image.new("RGB", (1, 1_000_000), (3, 4, 5)))
+    assert pixels.shape == (224, 224, 3) and (pixels == (3, 4, 5)).all() and max(asked) <= preprocess.LARGEST_STEP
+    blurred = Image.fromarray(np.linspace(0, 255, 90 * 70).astype(np.uint8).reshape(90, 70)).convert("RGB")
+    usual = squash.pixels(blurred).astype(int)
+    monkeypatch.setattr(preprocess, "LARGEST_STEP", 0)
+    assert np.abs(squash.pixels(blurred) - usual).max() <= 2, "the other way round it is the same picture"
+
+
+def test_what_cannot_be_resized_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Image.Image, "resize", full)
+    with pytest.raises(ImageError, match="9 x 8 cannot be brought to the model's size"):
+        PLAIN.pixels(noise(8, 9))

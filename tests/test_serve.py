@@ -1,6 +1,8 @@
 """The server over a real socket: answers, limits, load, faults."""
 
+import asyncio
 import base64
+import contextlib
 import dataclasses
 import io
 import json
@@ -12,7 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +35,9 @@ from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
 from patchword.inspection import head_attention
 from patchword.serve import create_app
+from patchword.serve.batcher import Batcher
 from patchword.serve.limits import Limits
+from patchword.serve.service import Service
 from serving import Server, serving
 from test_cli import run
 from test_inspection import RESNETS, VITS, checkpoint_of
@@ -482,3 +488,66 @@ def test_logs_tell_no_content(server: Server) -> None:
     row = server.events("answered")[-1]
     assert set(row) == {"time", "event", "request_id", "method", "path", "status", "milliseconds"}
     assert not any("secret" in line for line in server.lines)
+
+
+def test_a_place_among_the_decoders_is_held_until_the_work_is_done() -> None:
+    """However often whoever wanted it is cancelled: else work that nobody wants piles up behind the decoders."""
+    going, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        going.set()
+        release.wait(30)
+
+    async def story() -> None:
+        pool = ThreadPoolExecutor(1)
+        service: Any = types.SimpleNamespace(decoders=pool, decoding=asyncio.Semaphore(1))
+        task = asyncio.ensure_future(Service.in_thread(service, work))
+        while not going.is_set():
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert service.decoding.locked()
+        release.set()
+        async with asyncio.timeout(30):
+            await service.decoding.acquire()
+        pool.shutdown()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("seconds", "kind", "most"), [(0.0, "predict", 16), (2.0, "predict", 5), (99.0, "embed", 1)])
+def test_batches_of_a_slow_model_are_small(seconds: float, kind: str, most: int) -> None:
+    batcher: Any = types.SimpleNamespace(seconds=seconds, limits=Limits(answering=30.0, batch=16))
+    assert Batcher.most(batcher, (kind,)) == most
+    assert Batcher.most(batcher, ("heat", 1, "relevance")) == max(1, most // 4 if seconds else most)
+
+
+def test_a_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
+    """Pictures that do not fit into the pipe make the sender wait, which is no answer either."""
+    config = VITS["class"].replace(image_size=(256, 256), patch_size=(64, 64))
+    write_checkpoint(tmp_path / "model", checkpoint_of(config))
+    limits = Limits(answering=1.0)
+    with TestClient(create_app(str(tmp_path / "model"), limits, threads=1, log=io.StringIO())) as client:
+        service = client.app.state.service  # type: ignore[attr-defined]
+        os.kill(service.worker.process.pid, signal.SIGSTOP)
+        files = [("file", (f"{i}.png", png())) for i in range(8)]
+        assert client.post("/v1/predict", files=files).status_code in (503, 504)
+        until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
+
+
+def test_nobody_without_a_token_takes_room(folder: Path) -> None:
+    """A body is read only where it is wanted; the others are answered at once, however much they announce."""
+    with serving(folder, "--threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
+        host, port = locked.url.removeprefix("http://").split(":")
+        for path, code in (("/x", b"404"), ("/", b"405"), ("/v1/predict", b"401"), ("/v1/x", b"401")):
+            with socket.create_connection((host, int(port)), timeout=10) as each:
+                each.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\nabc".encode())
+                assert each.recv(12) == b"HTTP/1.1 " + code
+
+
+def test_a_token_with_spaces_around_is_refused(folder: Path) -> None:
+    result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN=" secret")
+    assert result.returncode == 2 and "without spaces around" in result.stderr

@@ -186,9 +186,9 @@ def test_a_source_in_which_nothing_can_be_read(tmp_path: Path) -> None:
         (tmp_path / f"{'ab'[i % 2]}").mkdir(exist_ok=True)
         (tmp_path / f"{'ab'[i % 2]}/{i}.jpg").write_bytes(b"junk")
     source = find(str(tmp_path)).parts["train"]
-    with pytest.raises(DataError, match=r"None of the 20 that were tried at random.*\.jpg: it is not a picture"):
+    with pytest.raises(DataError, match=r"none of the 20 that were tried at random.*\.jpg: it is not a picture"):
         require_readable(source)
-    with pytest.raises(DataError, match="None of the 2 pictures can be read"):
+    with pytest.raises(DataError, match="cannot be read: none of the 2 pictures"):
         require_readable(source.subset(np.arange(2)))
     with pytest.raises(DataError, match="None of the 30 pictures that were tried"):
         channel_statistics(source, "RGB", (4, 4))

@@ -7,7 +7,7 @@ from sklearn import metrics as oracle
 
 from patchword.evaluation.calibration import calibration_error, equal_mass, equal_width, fit_temperature
 from patchword.evaluation.classes import class_figures, class_intervals, confusion_matrix
-from patchword.evaluation.intervals import bootstrap, bootstrap_mean, compare
+from patchword.evaluation.intervals import bootstrap_all, bootstrap_mean, compare
 from patchword.evaluation.metrics import Tally, expected_calibration_error
 from patchword.evaluation.several import SeveralTally
 
@@ -75,6 +75,17 @@ def test_a_temperature_is_found_again(true: float) -> None:
     assert error(found) < 0.02 and (true == 1.0 or error(1.0) > 3 * error(found))
 
 
+@pytest.mark.parametrize(("count", "least", "most"), [(20, 0.85, 0.97), (2000, 0.99, 0.9999)])
+def test_pictures_that_are_all_right_do_not_prove_that_the_model_is_never_wrong(
+    count: int, least: float, most: float
+) -> None:
+    targets = np.arange(count) % 2
+    logits = np.where(np.eye(2)[targets] > 0, 2.0, -2.0)
+    scaled = np.exp(logits / fit_temperature(logits, targets))
+    confidence = (scaled.max(axis=1) / scaled.sum(axis=1)).mean()
+    assert least < confidence < most
+
+
 def test_bootstrap_intervals_cover() -> None:
     """Of 400 intervals of a mean of 80 draws with known mean, about 95 in 100 hold it."""
     draws = NOISE.random((400, 80)) < 0.7
@@ -82,7 +93,7 @@ def test_bootstrap_intervals_cover() -> None:
     covered = np.mean([low <= 0.7 <= high for low, high in found])
     assert 0.91 <= covered <= 0.98
     values = NOISE.normal(size=300)
-    by_rows = bootstrap(lambda rows: float(values[rows].mean()), 300, rounds=2000)
+    (by_rows,) = bootstrap_all(lambda rows: np.array([values[rows].mean()]), 300, rounds=2000)
     np.testing.assert_allclose(by_rows, bootstrap_mean(values, rounds=2000, seed=5), atol=0.03)
 
 

@@ -40,6 +40,7 @@ from patchword.training.optimisers import Muon, Sharpness, make_optimisers, newt
 from patchword.training.schedule import BudgetClock, rate
 from patchword.training.setup import freeze
 from patchword.training.trainer import Trainer
+from patchword.training.validation import ask
 from patchword.training.world import World
 
 TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=16, depth=2, num_heads=2, mlp_dim=32)
@@ -199,6 +200,18 @@ def test_class_weights() -> None:
     assert weights.tolist() == pytest.approx([2 / 3, 2.0, 0.0])
 
 
+def test_class_weights_do_not_depend_on_how_a_batch_is_divided() -> None:
+    source = stripes()
+    rare = source.subset(np.flatnonzero((source.targets > 0) | (np.arange(48) < 4)))
+    found = []
+    for accumulate in (1, 4):
+        run = config(class_weights=True, accumulate=accumulate, threads=1)
+        made = Trainer(run, Parts(rare, rare), World(), fresh=True)
+        made.begin()
+        found.append(losses(made, 6))
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
 @pytest.mark.parametrize("optim", [
     OptimConfig(name="sgd", lr=0.03), OptimConfig(name="muon", lr=1e-2), OptimConfig(lr=1e-2, sam=0.05),
     OptimConfig(lr=1e-2, layer_decay=0.7, head_lr=2.0),
@@ -244,9 +257,24 @@ def test_muon_takes_a_fused_qkv_for_three() -> None:
     whole.grad = torch.randn(24, 8)
     for p, g in zip(three, whole.grad.chunk(3), strict=True):
         p.grad = g.clone()
-    for params in ([whole], three):
-        Muon([{"params": params, "lr": 0.1, "weight_decay": 0.0}]).step()
+    for params, maps in (([whole], 3), (three, 1)):
+        Muon([{"params": params, "lr": 0.1, "weight_decay": 0.0, "maps": maps}]).step()
     torch.testing.assert_close(whole.detach(), torch.cat([p.detach() for p in three]))
+
+
+def test_muon_knows_queries_keys_and_values_by_name() -> None:
+    """Not by shape: an MLP may be three times as wide as the model, and heads may be narrower than its share."""
+    model = pw.build(TINY.replace(mlp_dim=48, head_dim=4))
+    add_lora(model, 2)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    (muon,) = [o for o in make_optimisers(model, OptimConfig(name="muon")) if isinstance(o, Muon)]
+    names = {id(p): n for n, p in model.named_parameters()}
+    threes = {names[id(p)] for g in muon.param_groups if g["maps"] == 3 for p in g["params"]}
+    assert threes == {f"blocks.{i}.attention.qkv.{n}" for i in (0, 1) for n in ("linear.weight", "down", "up")}
+    (up,) = orthogonalised([torch.randn(3, 16, 2)], maps=3)
+    for each in up:  # (16, 2), scaled as any map that is eight times as tall as wide
+        assert torch.linalg.svdvals(each) == pytest.approx(torch.tensor([8**0.5] * 2), rel=0.12)
 
 
 def test_the_average_is_of_weights_and_statistics() -> None:
@@ -292,6 +320,9 @@ def test_a_budget_keeps_time_back() -> None:
     assert clock.progress(5) == pytest.approx(35 / 70)
     now[0] = 69.0
     assert clock.over(5) and not clock.over(0)
+    now[0] = 60.0
+    assert not clock.over(5, 7.0) and clock.over(5, 9.0), "what is done before the step counts"
+    now[0] = 69.0
     assert clock.left(5, 1.0) == pytest.approx(11.0)
 
 
@@ -322,8 +353,23 @@ def test_freezing() -> None:
     losses(made, 3)
     changed = {n.rsplit(".", 1)[0] for n, p in made.model.named_parameters() if not torch.equal(p.detach(), before[n])}
     assert "blocks.1.mlp.fc1" in changed and not any(n.startswith(("patch_embed", "blocks.0.")) for n in changed)
-    with pytest.raises(ConfigError, match="no weight begins with stam"):
-        trainer(freeze=("stam",))
+    for names in (("stam",), ("blocks.0", "stam")):
+        with pytest.raises(ConfigError, match="no weight begins with stam"):
+            trainer(freeze=names)
+
+
+def test_frozen_batch_norms_keep_their_statistics() -> None:
+    """Also after an evaluation, which puts the whole model into another mode; those that learn go on."""
+    model = TINY.replace(stem="conv", stem_layers=(8, 8), patch_size=(1, 1))
+    for frozen in (("stem.0", "stem.2"), ()):
+        made = trainer(model=model, freeze=frozen)
+        before = {n: b.clone() for n, b in made.model.named_buffers() if "running" in n}
+        losses(made, 2)
+        ask(made.evaluated, made.val, flip=False, world=made.world)
+        losses(made, 2)
+        still = {n for n, b in made.model.named_buffers() if "running" in n and torch.equal(b, before[n])}
+        first = {n for n in before if n.startswith("stem.2.")}
+        assert len(first) == 2 < len(before) and still == (first if frozen else set())
 
 
 @pytest.mark.parametrize("changes", [{"attention": "local", "window": 1}, {"attention": "axial"}])
@@ -402,6 +448,14 @@ def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
     made.begin()
     found = losses(made, 60)
     assert np.mean(found[-5:]) < np.mean(found[:5])
+
+
+def test_both_heads_learn_where_there_is_no_teacher(tmp_path: Path) -> None:
+    model = TINY.replace(distillation=True)
+    outcome = train(config(model=model, steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=parts())
+    assert outcome is not None and outcome.figures["test"]["top1"] > 0.9
+    learnt = read_checkpoint(tmp_path / "run").tensors
+    assert learnt["head_distilled.weight"].abs().max() > 0.1 * learnt["head.weight"].abs().max() > 0
 
 
 def test_a_resnet_of_ours_teaches(tmp_path: Path) -> None:
@@ -510,6 +564,9 @@ def test_overrides() -> None:
     assert overridden(scratch, {"data": "photos"}).data.source == "photos"
     assert changed.init is None and overridden(base, {"init": "none"}).init is None
     assert overridden(base, {"model.drop_path": 0.1}).init == base.init
+    with pytest.raises(ConfigError, match=r"model\.depth: the model is that of hf:timm.*--image-size"):
+        overridden(base, {"model.depth": 6, "model.drop_path": 0.1})
+    assert overridden(base, {"model": "S/16", "model.depth": 6}).model.depth == 6
     for both in ({"steps": 5, "budget": "1m"}, {"model": "S/16", "init": "hf:a/b"}):
         with pytest.raises(ConfigError):
             overridden(base, both)

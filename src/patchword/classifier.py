@@ -72,7 +72,7 @@ class Encoder:
         """What the model will see of a picture, before normalisation: uint8 (H, W, C)."""
         mode = self.preprocess.mode
         if callable(image):
-            image = image(mode=mode)
+            image = image(mode=mode, at_least=self.preprocess.resized_to)
         if isinstance(image, Image.Image):
             image = to_mode(image, mode)
         elif isinstance(image, str | Path | bytes):
@@ -172,9 +172,10 @@ class Classifier(Encoder):
 def find_class(labels: Sequence[str], said: str, *, hint: bool = True) -> int:
     """Which class a user means: by its label, one of the synonyms in it, or its index."""
     names, wanted = [label.lower() for label in labels], said.lower()
+    exact = [index for index, label in enumerate(labels) if label == said]
     whole = [index for index, name in enumerate(names) if name == wanted]
     parts = [index for index, name in enumerate(names) if wanted in (part.strip() for part in name.split(","))]
-    found = whole or parts
+    found = exact or whole or parts
     if len(found) == 1:
         return found[0]
     if found:

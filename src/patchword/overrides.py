@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from .config import Config, JsonConfig
+from .config.model import REGULARISERS
 from .errors import ConfigError
 from .presets import augmentation, preset
 
@@ -34,9 +35,20 @@ def overridden(config: Config, changes: dict[str, Any]) -> Config:
     have a unit: "10m". One length of the run replaces another, and a model replaces the weights to start from.
     """
     changes = {"data.source" if n == "data" and isinstance(v, str) else n: v for n, v in changes.items()}
-    return _changed(
-        config, [(path.split("."), _meant(path, value)) for path, value in (_implied(changes) | changes).items()]
-    )
+    meant = [(path.split("."), _meant(path, value)) for path, value in (_implied(changes) | changes).items()]
+    changed = _changed(config, meant)
+    _require_effect(changed, changes)
+    return changed
+
+
+def _require_effect(config: Config, changes: dict[str, Any]) -> None:
+    """What would be ignored, since weights bring their own model along, is told."""
+    within = [path for path in changes if path.startswith("model.") and path.removeprefix("model.") not in REGULARISERS]
+    if config.init is not None and within:
+        raise ConfigError(
+            f"{', '.join(within)}: the model is that of {config.init}, which the run starts from. Another size of "
+            f"picture is image_size (--image-size 160); --init none trains a model from nothing."
+        )
 
 
 def _implied(changes: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ HALF = (0.5, 0.5, 0.5)  # Google's ViT checkpoints: mean = std = 0.5, pixels in 
 
 MAX_SIZE = 16384  # far above any model, low enough that a typing error cannot ask for terabytes
 
+LARGEST_STEP = 2**27  # pixels between the two passes of resizing
+
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -99,22 +101,28 @@ class Preprocess(JsonConfig):
     def summary(self) -> str:
         """In a line, for people."""
         height, width = self.size
-        scale = f"squash to {height}x{width}"
-        if self.resize == "cover":
-            scale = f"resize to {self.resized_to[0]}x{self.resized_to[1]}, crop {height}x{width}"
+        rows, columns = self.resized_to
+        cropped = f", crop {height}x{width}" if self.resize == "cover" or self.resized_to != self.size else ""
+        scale = f"{'resize' if self.resize == 'cover' else 'squash'} to {rows}x{columns}{cropped}"
         return f"{scale}, {self.interpolation}, mean {self.mean}, std {self.std}"
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Geometry only: a uint8 array (H, W, C).
 
         Only what the crop keeps is computed, so even 1 x 5000 pixels, which cover 224 x 224 only when resized to
-        224 x 1,120,000, cost no more than any other picture.
+        224 x 1,120,000, cost no more than any other picture. Raises ImageError.
         """
         if image.mode != self.mode:
             image = _converted(image, self.mode)
         width, height = image.size
         left, top, right, bottom = self.seen(height, width)
-        small = _resample(image, self.size, (top, bottom), (left, right), Image.Resampling[self.interpolation.upper()])
+        resample = Image.Resampling[self.interpolation.upper()]
+        try:
+            small = _resample(image, self.size, (top, bottom), (left, right), resample)
+        except (ValueError, MemoryError) as error:
+            raise ImageError(
+                f"A picture of {width} x {height} cannot be brought to the model's size ({error})."
+            ) from None
         return np.array(small).reshape(*self.size, self.channels)
 
     def seen(self, height: int, width: int) -> tuple[float, float, float, float]:
@@ -179,6 +187,9 @@ def _resample(
     first, last = max(0, math.floor(rows[0]) - reach), min(image.height, math.ceil(rows[1]) + reach)
     if last - first < image.height:
         image = image.crop((0, first, image.width, last))
+    if image.height * width > LARGEST_STEP:  # a line of a million pixels that is squashed: heights first after all
+        image = image.resize((image.width, height), resample, box=(0, rows[0] - first, image.width, rows[1] - first))
+        return image.resize((width, height), resample, box=(columns[0], 0, columns[1], height))
     narrow = image.resize((width, image.height), resample, box=(columns[0], 0, columns[1], image.height))
     # The subtraction can pass the lower edge by a rounding error, at which Pillow would raise.
     return narrow.resize((width, height), resample, box=(0, rows[0] - first, width, min(rows[1] - first, image.height)))

@@ -18,9 +18,8 @@ FIGURES |= {"ece": "expected calibration error", "brier": "Brier score"}
 
 def model_card(checkpoint: Checkpoint, title: str, reference: str) -> str:
     """Markdown behind a YAML head. `reference` is how commands name the model, e.g. hf:owner/name."""
-    title = plain(title)
     facts = without_paths(checkpoint.provenance)
-    parts = [front_matter(checkpoint, title), f"# {title}", what_it_is(checkpoint)]
+    parts = [front_matter(checkpoint, title), f"# {plain(title)}", what_it_is(checkpoint)]
     parts += [measured(facts.get("metrics")), how_to_use(checkpoint, reference), how_made(facts), limits(checkpoint)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -63,10 +62,6 @@ def without_paths(value: Any) -> Any:
     if isinstance(value, str) and (value.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]", value)):
         return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return value
-
-
-def is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def plain_figures(metrics: Any) -> dict[str, dict[str, float]]:

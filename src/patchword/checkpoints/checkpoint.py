@@ -56,10 +56,14 @@ class Checkpoint:
             preprocess = with_channels(preprocess, config.in_channels)
         if preprocess is not None:
             preprocess = replace(preprocess, size=config.image_size)
-        notes = self.notes
+        # What was measured and fitted was so of the model as it was.
+        same = {n: v for n, v in self.provenance.items() if n != "metrics"}
+        notes, new_head = self.notes, config.num_classes != self.config.num_classes
         if config.num_classes not in (0, self.config.num_classes):
             notes += (f"the head was replaced: {config.num_classes} classes, all zeros, so it must be trained.",)
-        return replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess, notes=notes)
+        made = replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess, notes=notes)
+        made = replace(made, provenance=same if config != self.config else self.provenance)
+        return replace(made, temperature=1.0, several=False) if new_head else made
 
     def halved(self) -> "Checkpoint":
         """With weights of two bytes each, for storing; `model` computes in float32 all the same."""

@@ -94,7 +94,28 @@ def compare(made: Path, out: Path, family: Family, written: Checkpoint) -> list[
         f"{family.name} code computes with {k}={after[k]}, this model with {before[k]}: outputs differ a little there."
         for k in changed
     ]
-    return notes + (to_be_told(family, written, again, [*changed, *(size if unsized else ())]) if bare else [])
+    if bare:
+        return notes + to_be_told(family, written, again, [*changed, *(size if unsized else ())])
+    return notes + unsaid(family, written, again)
+
+
+def unsaid(family: Family, written: Checkpoint, again: Checkpoint) -> list[str]:
+    """What a folder of that family has no place for."""
+    notes = []
+    if written.temperature != 1.0:
+        heat = f"{written.temperature:g}"
+        notes.append(f"{family.name} has no temperature: divide the logits by {heat}, or confidence is not honest.")
+    if written.several:
+        notes.append(f"{family.name} is not told that labels are several: take each logit's sigmoid, not the softmax.")
+    if written.preprocess is not None and again.preprocess is not None:
+        if geometry(again.preprocess) != geometry(written.preprocess):
+            notes.append(f"{family.name} cannot say exactly how pictures are prepared: {written.preprocess.summary()}.")
+    return notes
+
+
+def geometry(preprocess: Preprocess) -> tuple[Any, ...]:
+    rounded = (tuple(round(v, 6) for v in each) for each in (preprocess.mean, preprocess.std))
+    return preprocess.size, preprocess.resize, preprocess.resized_to, preprocess.interpolation, *rounded
 
 
 def try_to_read(path: Path, told: Fields) -> tuple[Checkpoint | None, CheckpointError | None]:

@@ -121,6 +121,11 @@ def image_size_for(count: int, stride: tuple[int, int], given: Fields) -> tuple[
     )
 
 
+def size_value(size: tuple[int, int]) -> int | list[int]:
+    """As other projects write a size: one number where the sides are equal."""
+    return size[0] if size[0] == size[1] else list(size)
+
+
 def known_word(value: Any, known: dict[str, str], what: str) -> str:
     """What `value`, found in a config.json, means to us."""
     if not isinstance(value, str) or value not in known:

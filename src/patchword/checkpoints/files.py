@@ -195,8 +195,9 @@ def sha256(path: Path) -> str:
 def atomic_output(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder beside `target`; what stands at `target.name` in it when all went well becomes `target`.
 
-    A crash, a kill or a full disk leaves `target` as it was. Only a file, or a folder that holds nothing but a model,
-    is ever overwritten.
+    A crash or a full disk leaves `target` as it was. So does a kill, but for the instant between the two renamings that
+    overwrite a folder: then the old one is found in the temporary folder. Only a file, or a folder that holds nothing
+    but a model, is ever overwritten.
     """
     try:
         target = target.resolve()
@@ -216,24 +217,27 @@ def atomic_output(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             raise CheckpointError(f"{target} is {kind}, which this format does not write: it is not overwritten.")
         for path in [made, *made.rglob("*")] if made.is_dir() else [made]:
             sync(path)
-        put(made, target, workplace / "old")
+        put(made, target, workplace / "old", overwrite=overwrite)
     except PatchwordError:
         raise
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
         raise CheckpointError(f"{target} could not be written ({describe(error)}); nothing was changed.") from None
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        if target.exists() or not (workplace / "old").exists():  # never the only copy
+            shutil.rmtree(workplace, ignore_errors=True)
 
 
-def put(made: Path, target: Path, aside: Path) -> None:
-    """Gives what was made its name. A folder cannot be replaced in one step: the old one moves aside first."""
-    replaced = target.is_dir()
-    if replaced:
-        os.replace(target, aside)
+def put(made: Path, target: Path, aside: Path, *, overwrite: bool) -> None:
+    """Gives what was made its name. A folder cannot be replaced in one step: the old one moves aside first.
+
+    Without `overwrite` a folder that has come into being meanwhile makes the renaming fail.
+    """
     try:
+        if overwrite and target.is_dir():
+            os.replace(target, aside)
         os.replace(made, target)
     except BaseException:
-        if replaced:
+        if aside.exists() and not target.exists():
             os.replace(aside, target)
         raise
     sync(target.parent)

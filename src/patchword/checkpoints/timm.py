@@ -17,6 +17,7 @@ from .family import (
     known_word,
     prefix_positions,
     shape_of,
+    size_value,
 )
 from .rules import Patch, Rule, Table
 
@@ -187,7 +188,7 @@ def stated_preprocess(config: Any) -> Fields:
 def timm_config(config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields) -> Fields:
     """config.json as timm reads it back."""
     size = SIZE_NAMES.get(config.embed_dim, "base")
-    arguments: Fields = {"img_size": list(config.image_size), "patch_size": config.patch_size[0]}
+    arguments: Fields = {"img_size": list(config.image_size), "patch_size": size_value(config.patch_size)}
     arguments |= {"embed_dim": config.embed_dim, "depth": config.depth, "num_heads": config.num_heads}
     arguments |= {"num_classes": config.num_classes, "in_chans": config.in_channels}
     arguments["mlp_ratio"] = config.mlp_dim / config.embed_dim

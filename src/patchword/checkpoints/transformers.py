@@ -15,6 +15,7 @@ from .family import (
     image_size_for,
     known_word,
     shape_of,
+    size_value,
 )
 from .rules import Patch, Rule, Table
 
@@ -192,15 +193,21 @@ def stated_preprocess(processor: Fields) -> Fields:
     resample = processor.get("resample")
     if isinstance(resample, int) and resample in RESAMPLING:
         fields["interpolation"] = RESAMPLING[resample]
-    size, crop = processor.get("size"), processor.get("crop_size")
-    edge = size.get("shortest_edge") if isinstance(size, dict) else None
-    if isinstance(crop, dict) and processor.get("do_center_crop") and isinstance(crop.get("height"), int):
-        edge = edge or (size.get("height") if isinstance(size, dict) else None)
-        if isinstance(edge, int) and edge >= crop["height"] > 0:
-            fields |= {"resize": "cover", "crop": crop["height"] / edge}
-    elif isinstance(size, dict) and "height" in size:
-        fields |= {"resize": "squash", "crop": 1.0}
+    size, crop = sides(processor.get("size")), sides(processor.get("crop_size"))
+    resize, edge = ("cover", size["shortest_edge"]) if "shortest_edge" in size else ("squash", size.get("height", 0))
+    kept = crop.get("height", 0) if processor.get("do_center_crop") else 0
+    if edge >= kept > 0:
+        fields |= {"resize": resize, "crop": kept / edge}
+    elif edge > 0 and resize == "squash":
+        fields |= {"resize": resize, "crop": 1.0}
     return fields
+
+
+def sides(stated: Any) -> dict[str, int]:
+    """The whole numbers of a size; a single number, as older files have it, is both sides of a square."""
+    if isinstance(stated, int):
+        return {"height": stated, "width": stated}
+    return {k: v for k, v in stated.items() if isinstance(v, int)} if isinstance(stated, dict) else {}
 
 
 def transformers_config(config: ViTConfig, labels: tuple[str, ...] | None) -> Fields:
@@ -237,18 +244,16 @@ def dino_ratio(config: ViTConfig) -> int:
     raise ConversionError(f"transformers' DINOv2 has no whole mlp_ratio for mlp_dim={config.mlp_dim}.")
 
 
-def size_value(size: tuple[int, int]) -> int | list[int]:
-    return size[0] if size[0] == size[1] else list(size)
-
-
 def transformers_processor(preprocess: Fields) -> Fields:
     """preprocessor_config.json as transformers reads it back."""
     height, width = preprocess["size"]
     resample = {name: number for number, name in RESAMPLING.items()}[preprocess["interpolation"]]
     result: Fields = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
     result |= {"image_mean": list(preprocess["mean"]), "image_std": list(preprocess["std"]), "resample": resample}
-    if preprocess["resize"] == "squash":
-        return {**result, "image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
-    edge = int(min(height, width) / preprocess["crop"])
-    result |= {"image_processor_type": "BitImageProcessor", "do_center_crop": True, "do_convert_rgb": True}
-    return {**result, "size": {"shortest_edge": edge}, "crop_size": {"height": height, "width": width}}
+    rows, columns = (int(side / preprocess["crop"] + 1e-6) for side in (height, width))  # as Preprocess.resized_to
+    squash, crop = preprocess["resize"] == "squash", {"height": height, "width": width}
+    if squash and (rows, columns) == (height, width):
+        return {**result, "image_processor_type": "ViTImageProcessor", "size": crop}
+    kind = "DeiTImageProcessor" if squash else "BitImageProcessor"
+    result |= {"image_processor_type": kind, "do_center_crop": True, "do_convert_rgb": True, "crop_size": crop}
+    return {**result, "size": {"height": rows, "width": columns} if squash else {"shortest_edge": min(rows, columns)}}

@@ -81,6 +81,10 @@ def export(
     if verify and len(pictures) < FEW:
         say(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
     if merge_drop is not None:
+        if len(pictures) < 2:
+            raise ConfigError(
+                "--merge-drop chooses on every second picture of --verify and proves on the others: give more."
+            )
         merge, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
     wanted = Wanted(int8, whole, merged_by(checkpoint.config, merge))
     say(f"making {out.name}")
@@ -116,9 +120,10 @@ def stated(made: Path) -> dict[str, Any]:
     from .. import __version__
 
     files = [made, made.with_suffix(".bin")] if made.suffix == ".xml" else [made]
-    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    weights = {"sha256_of_weights": digests[1]} if len(digests) > 1 else {}  # OpenVINO keeps them all in the .bin
     size = sum(file.stat().st_size for file in files)
-    return {"sha256": digest, "bytes": size, "patchword": __version__, "date": time.strftime("%Y-%m-%d")}
+    return {"sha256": digests[0], **weights, "bytes": size, "patchword": __version__, "date": time.strftime("%Y-%m-%d")}
 
 
 def write_proof(path: Path, said: dict[str, Any]) -> None:

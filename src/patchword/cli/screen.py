@@ -99,7 +99,7 @@ MOST_TOLD = 100  # reasons on the screen; --json and --csv have them all
 
 def report_unread(unread: list[tuple[str, str]], total: int) -> int:
     for _, reason in unread[:MOST_TOLD]:
-        say(reason)
+        say(visible(reason))
     if len(unread) > MOST_TOLD:
         say(f"... and {len(unread) - MOST_TOLD:,} more")
     if unread:

@@ -42,8 +42,8 @@ def serve(
     except (ImportError, ValueError):  # no fork server: Windows
         raise ConfigError("Serving needs Linux or macOS: the model runs in a process that is forked.") from None
     token = os.environ.get(TOKEN)
-    if token is not None and not (token.strip() and token.isascii() and token.isprintable()):
-        raise ConfigError(f"{TOKEN} must be of plain ASCII, and not empty; unset it to ask for no token.")
+    if token is not None and not (token and token == token.strip() and token.isascii() and token.isprintable()):
+        raise ConfigError(f"{TOKEN} must be plain ASCII, not empty, without spaces around; unset it to ask for none.")
     with listening(host, port) as listener:  # a port that is taken is told before the model is loaded
         checkpoint = reading.read(model)
         run(checkpoint, title_of(model), listener, token, threads, Limits(batch=batch, queue=queue), engine)

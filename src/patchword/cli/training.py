@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from ..config import Config
+from ..errors import ConfigError
 from ..overrides import overridden
 from ..recipes import is_recipe, load_recipe
 from .fields import TAKEN
@@ -101,6 +102,8 @@ def doctor(
         patch_size: that the model will have
         json: one JSON document on standard output, nothing else
     """
+    if min(image_size, patch_size) < 1:
+        raise ConfigError("--image-size and --patch-size must be at least 1.")
     from .consultation import consult
 
     return consult(what, (image_size, image_size), (patch_size, patch_size), json)

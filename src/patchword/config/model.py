@@ -12,6 +12,8 @@ from .base import JsonConfig
 Size = tuple[int, int]
 MOST_BLOCKS, MOST_STAGES, MOST_UNITS = 512, 8, 512
 MOST_TABLES = 2**32  # bytes
+REGULARISERS = ("dropout", "drop_path", "patch_dropout", "checkpoint_blocks")  # fields without weights, so that they
+# can be asked for, too, where the rest of a model comes from a file
 
 Stem = Literal["linear", "resnet", "conv"]
 Positions = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]

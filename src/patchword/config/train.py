@@ -25,7 +25,7 @@ class DataConfig(JsonConfig):
     multi_label: bool = False  # several labels for a picture, each right or wrong by itself
     balanced: bool = False  # every class is shown equally often
     workers: int = 2  # threads that prepare batches ahead
-    memory: float = 4.0  # GiB; data that need no more when decoded are decoded once and kept
+    memory: float = 4.0  # GiB of decoded pictures that are kept, half of it for those that are learnt from
 
     def validate(self) -> None:
         self.require(0 < self.val_fraction < 1, "data.val_fraction must be above 0 and below 1.")

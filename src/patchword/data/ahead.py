@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ def thread_limit(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def ahead(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+def ahead(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
     """`function` of each item, in order, on threads that each keep to one core; with no workers, when asked.
 
     Threads that work on different items never wait for each other, whereas tensor arithmetic that is split over all

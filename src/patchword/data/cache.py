@@ -67,19 +67,23 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path.with_name(f".{path.name}.lock"), "ab")
     with file:  # closing it gives the lock back
-        if fcntl is not None:
-            _wait_for_lock(file.fileno(), path)
+        if not got_lock(file.fileno()):
+            tell(f"Waiting for another process, which is fetching {path}.")
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         yield
 
 
-def _wait_for_lock(descriptor: int, path: Path) -> None:
+def got_lock(descriptor: int) -> bool:
+    """Locks an open file, unless another process has; it is the same as locked where there are no locks."""
+    if fcntl is None:
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        tell(f"Waiting for another process, which is fetching {path}.")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return False
     except OSError:
         pass  # a network disk without locks: as on Windows
+    return True
 
 
 def build_once(folder: Path, build: Callable[[Path], object]) -> Path:

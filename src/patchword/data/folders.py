@@ -132,12 +132,16 @@ def _schemes(labels: Sequence[str] | None, num_classes: int) -> list[Scheme]:
 
 
 def _by_label(labels: Sequence[str]) -> Scheme:
+    exact = _unique((label, index) for index, label in enumerate(labels))
     whole = _unique((_bare(label), index) for index, label in enumerate(labels))
     parts = _unique((_bare(part), index) for index, label in enumerate(labels) for part in label.split(","))
 
     def scheme(name: str) -> int | None:
-        # A whole label first: "missile" is a class of its own and a synonym of "projectile".
+        # To the letter first, for "a" and "A" may be two classes; then a whole label: "missile" is a class of its own
+        # and a synonym of "projectile".
         bare = _bare(name)
+        if (found := exact.get(name)) is not None:
+            return found
         return whole[bare] if bare in whole else parts.get(bare)
 
     return scheme

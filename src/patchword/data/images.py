@@ -34,6 +34,7 @@ SUFFIXES = frozenset(
 
 # A picture of this size takes 300 MB as RGB. A few kilobytes of file can announce a thousand times as much.
 MAX_PIXELS = 100_000_000
+MOST_SCANS = 500  # of a JPEG; programs write a dozen at most
 
 # How much larger than `at_least` a JPEG must still be when it is decoded at reduced scale. The decoder's own shrinking
 # is cruder than Pillow's, and this margin hides it. Measured on 250 ImageNet pictures (sides cut to multiples of 8),
@@ -192,6 +193,7 @@ def _decoded(file: BinaryIO, mode: Mode, at_least: tuple[int, int] | None, max_p
             f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed. Shrink it, or raise max_pixels."
         )
     if header.format in ("JPEG", "MPO"):  # MPO: several JPEGs in one file, as stereo and some telephone cameras write
+        _require_few_scans(file)
         orientation = _orientation(header)
         scale = _scale(height, width, orientation, at_least)
         image = _fast_jpeg(header, file, scale) or _pillow_jpeg(header, scale)
@@ -202,6 +204,14 @@ def _decoded(file: BinaryIO, mode: Mode, at_least: tuple[int, int] | None, max_p
         orientation = _orientation(header)  # only now: PNG may keep its EXIF behind the pixels
         flat = to_mode(header, mode)
     return flat.transpose(_TURNS[orientation]) if orientation in _TURNS else flat
+
+
+def _require_few_scans(file: BinaryIO) -> None:
+    """A progressive JPEG may have a thousand times as many scans as any program writes, each a pass over all pixels."""
+    file.seek(0)
+    scans = file.read().count(b"\xff\xda")
+    if scans > MOST_SCANS:
+        raise ImageError(f"it has {scans:,} scans, more than the {MOST_SCANS} allowed. Save it again.")
 
 
 def _orientation(image: Image.Image) -> int:

@@ -44,7 +44,7 @@ class Batch:
 
 
 class Pictures:
-    """The pictures of a source, ready to be cut to size; kept once decoded if all of them fit into `memory` GiB.
+    """The pictures of a source, ready to be cut to size; kept once decoded until `memory` GiB are full.
 
     Safe from many threads. Which pictures could not be read, and why, gathers in `unreadable`.
     """
@@ -121,7 +121,7 @@ class Loader:
         """Samples that could not be read so far, and why."""
         return self.pictures.unreadable
 
-    def training(self, stretches: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+    def training(self, stretches: Iterable[tuple[int, int]]) -> Generator[Batch, None, None]:
         """A batch for each stretch (start, stop) of positions, prepared ahead."""
         return ahead(self.training_batch, stretches, self.workers)
 

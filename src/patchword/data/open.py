@@ -53,7 +53,8 @@ def lessened(parts: Parts, fraction: float, seed: int) -> Parts:
 
 
 def completed(parts: Parts, fraction: float, seed: int, saved: dict[str, Any] | None = None) -> Parts:
-    """The parts with `split` filled in, and with a validation part; for `saved` see `open_data`."""
+    """The parts with `split` filled in, labels that agree, and a validation part; for `saved` see `open_data`."""
+    parts = _agreeing(parts)
     prints = {name: fingerprint(part) for name, part in parts.present().items()}
     if saved is not None:
         _require_same(prints, saved)
@@ -96,8 +97,33 @@ def _parts(config: DataConfig) -> Parts:
     if config.multi_label:
         train, chosen = train.as_multi_label(), {name: part.as_multi_label() for name, part in chosen.items()}
     _require_classes(train, config)
-    fitting = {name: part.relabelled(train.labels, f"The part {name!r}") for name, part in chosen.items()}
-    return Parts(train, fitting.get("val"), fitting.get("test"), notes=tuple(notes))
+    parts = Parts(train, chosen.get("val"), chosen.get("test"), notes=tuple(notes))
+    _require_apart(parts, config)
+    return parts
+
+
+def _agreeing(parts: Parts) -> Parts:
+    """With the classes of all parts counted as the training part counts them."""
+
+    def fitting(name: str, part: Source | None) -> Source | None:
+        return None if part is None else part.relabelled(parts.train.labels, f"The part {name!r}")
+
+    return dataclasses.replace(parts, val=fitting("val", parts.val), test=fitting("test", parts.test))
+
+
+def _require_apart(parts: Parts, config: DataConfig) -> None:
+    """Pictures that were asked for as another part must not be learnt from, too: figures of them would mean nothing."""
+    for name, reference in (("val", config.val), ("test", config.test)):
+        part = getattr(parts, name)
+        if reference is None or part is None:
+            continue
+        learnt = {os.path.abspath(parts.train.name(index)) for index in range(len(parts.train))}
+        shared = [each for index in range(len(part)) if os.path.abspath(each := part.name(index)) in learnt]
+        if shared:
+            raise DataError(
+                f"data.{name}, {reference}: {len(shared)} of its {len(part)} pictures are learnt from, {shared[0]} for "
+                f"one, so what is measured on it would mean nothing. Give other pictures, or leave it out."
+            )
 
 
 def _part_called(name: str, found: Found, reference: str) -> Source:

@@ -8,7 +8,7 @@ from .sources import Source
 _TRIES = 20
 
 
-def require_readable(source: Source, *, mode: Mode = "RGB") -> None:
+def require_readable(source: Source, what: str = "The data", *, mode: Mode = "RGB") -> None:
     """Raises `DataError` if none of some samples, chosen at random, can be read: then it is not a single bad file."""
     reasons = []
     for index in shuffled(0, 0, len(source))[:_TRIES]:
@@ -18,4 +18,5 @@ def require_readable(source: Source, *, mode: Mode = "RGB") -> None:
         except ImageError as error:
             reasons.append(str(error))
     tried = f"{len(reasons)} that were tried at random" if len(source) > _TRIES else f"{len(source)} pictures"
-    raise DataError(f"None of the {tried} can be read. The first: {reasons[0] if reasons else 'there is none.'}")
+    first = reasons[0] if reasons else "there is none."
+    raise DataError(f"{what} cannot be read: none of the {tried}. The first: {first}")

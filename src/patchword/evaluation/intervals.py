@@ -23,17 +23,10 @@ def wilson(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
-def bootstrap(
-    statistic: Callable[[np.ndarray], float], count: int, *, rounds: int = ROUNDS, seed: int = 0
-) -> tuple[float, float]:
-    """The 95 % percentile interval of `statistic(rows)`, where rows are drawn from `count` samples with replacement."""
-    return bootstrap_all(lambda rows: np.array([statistic(rows)]), count, rounds=rounds, seed=seed)[0]
-
-
 def bootstrap_all(
     statistics: Callable[[np.ndarray], np.ndarray], count: int, *, rounds: int = ROUNDS, seed: int = 0
 ) -> list[tuple[float, float]]:
-    """The same for several statistics at once, (S,), from the same draws."""
+    """95 % percentile intervals of `statistics(rows)`, (S,), where rows are drawn from `count` with replacement."""
     draw = np.random.default_rng(seed)
     values = np.stack([statistics(draw.integers(0, count, count)) for _ in range(rounds)])
     return [tail(column) for column in values.T]

@@ -47,11 +47,12 @@ class Written:
 
 
 def predict_table(
-    classifier: Classifier, files: Iterable[Path], top: int, path: Path, on_row: Callable[[], object]
+    classifier: Classifier, files: Sequence[Path], top: int, path: Path, on_row: Callable[[], object]
 ) -> Written:
     """Classifies files into a CSV, going on where an earlier process stopped."""
     unread: list[tuple[str, str]] = []
-    with Table(path, min(top, len(classifier.labels)), fingerprint(classifier)) as table:
+    wanted = [str(file) for file in files]
+    with Table(path, min(top, len(classifier.labels)), fingerprint(classifier), wanted) as table:
         written = Written(len(table.done), table.failed, unread)
         for row in predict_files(classifier, (file for file in files if str(file) not in table.done), top):
             table.write(row)

@@ -97,7 +97,8 @@ def compared(classifier: Classifier, file: "Exported", wanted: Wanted, pictures:
     return found
 
 
-def decoded(picture: Readable | Image.Image, mode: Mode) -> Image.Image:
+def decoded(picture: Readable | Image.Image, mode: Mode, at_least: object = None) -> Image.Image:
+    """In full, whatever would be enough: an export that resizes by itself is given the whole picture, too."""
     if isinstance(picture, Image.Image):
         return to_mode(picture, mode)
     return picture(mode=mode) if callable(picture) else load_image(picture, mode=mode)

@@ -8,7 +8,7 @@ import csv
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ Row = dict[str, Any]
 
 
 class Table:
-    """`with Table(path, columns, model) as table: table.write(row)`; `table.done` are the paths it has already."""
+    """`with Table(path, columns, model, wanted) as table: table.write(row)`; `table.done` are the paths it has already.
 
-    def __init__(self, path: Path, classes: int, model: str) -> None:
+    Of what an earlier process left, rows of pictures that are not `wanted` now are dropped.
+    """
+
+    def __init__(self, path: Path, classes: int, model: str, wanted: Collection[str]) -> None:
         ranks = [f"{name}_{rank}" for rank in range(1, classes + 1) for name in ("label", "index", "probability")]
         self.columns = ["path", *ranks, "error"]
-        self.path, self.model = path, model
+        self.path, self.model, self.wanted = path, model, set(wanted)
         self.partial = path.with_name(f"{path.name}.partial")
         self.about = path.with_name(f"{path.name}.partial.json")
         self.done: set[str] = set()
@@ -58,13 +61,16 @@ class Table:
         copy = self.partial.with_name(f".{self.partial.name}.{os.getpid()}")
         with copy.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             writer = csv.writer(file)
+            writer.writerow(self.columns)
             for cells in self.whole_rows():
-                writer.writerow(cells)
+                if cells[0] in self.wanted:
+                    writer.writerow(cells)
+                    self.done.add(cells[0])
+                    self.failed += bool(cells[-1])
         os.replace(copy, self.partial)
         self.file = self.partial.open("a", encoding="utf-8", errors="surrogateescape", newline="")
 
     def whole_rows(self) -> Iterator[list[str]]:
-        yield self.columns
         with self.partial.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             ended = file.seek(0, os.SEEK_END)
             file.seek(max(0, ended - 1))
@@ -75,15 +81,10 @@ class Table:
             held: list[str] | None = None
             for cells in rows:  # one behind, since the last is only whole if its line was ended
                 if held is not None:
-                    yield self.counted(held)
+                    yield held
                 held = cells
             if held is not None and len(held) == len(self.columns) and not torn:
-                yield self.counted(held)
-
-    def counted(self, cells: list[str]) -> list[str]:
-        self.done.add(cells[0])
-        self.failed += bool(cells[-1])
-        return cells
+                yield held
 
     def write(self, row: Row) -> None:
         cells = [cell for score in row.get("predictions", ()) for cell in score.values()]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..classifier import Encoder
-from ..data.cache import cache_folder, writing
+from ..data.cache import cache_folder, tell, writing
 from ..data.sources import ArraySource, FileSource, Source, fingerprint
 from ..errors import ConfigError, DataError, ImageError
 from ..models import Model, ViT
@@ -36,7 +36,10 @@ def features(
         on_progress()
     whole = torch.stack(rows)
     if place is not None:
-        keep(place, whole)
+        try:
+            keep(place, whole)
+        except DataError as error:  # it costs time when they are wanted again, not the answer
+            tell(f"note: the features are not kept. {error}")
     return whole
 
 

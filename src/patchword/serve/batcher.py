@@ -17,6 +17,8 @@ from .meters import Meters
 from .problems import Problem, busy
 from .worker import Worker, WorkerDied, WorkerFailed
 
+DEARER = 4  # times as long: a map needs the gradients, too, an attention all its weights
+
 
 @dataclass(eq=False)
 class Job:
@@ -34,6 +36,7 @@ class Batcher:
         self.worker, self.limits, self.meters = worker, limits, meters
         self.waiting: deque[Job] = deque()
         self.inside = 0  # pictures admitted and not yet answered
+        self.seconds = 0.0  # that one picture takes, once it is known
         self.awake = asyncio.Event()
         self.closing = False
         self.task = asyncio.create_task(self.run())
@@ -64,6 +67,11 @@ class Batcher:
         self.awake.set()
         return await job.answer  # if this is cancelled, so is the future, and `take` passes over it
 
+    def most(self, question: tuple[Any, ...]) -> int:
+        """How many go together: a batch of a large model must not take longer than anybody waits."""
+        seconds = self.seconds * (1 if question[0] in ("predict", "embed") else DEARER)
+        return max(1, min(self.limits.batch, int(self.limits.answering / 3 / max(seconds, 1e-9))))
+
     def take(self) -> list[Job]:
         """The first job that is still wanted, and those behind it that ask the same."""
         batch: list[Job] = []
@@ -71,7 +79,7 @@ class Batcher:
         for job in self.waiting:
             if job.answer.done():
                 self.meters.abandoned.inc()
-            elif not batch or (len(batch) < self.limits.batch and job.question == batch[0].question):
+            elif not batch or (job.question == batch[0].question and len(batch) < self.most(job.question)):
                 batch.append(job)
             else:
                 left.append(job)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import math
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -66,8 +67,12 @@ class Service:
         return methods_for(self.checkpoint.config)
 
     async def warm_up(self) -> None:
-        """The first answer takes longer than others; nobody should have to wait for it."""
-        await self.batcher.ask(np.zeros((*self.preprocess.size, self.preprocess.channels), np.uint8), "predict")
+        """The first answer takes longer, for which nobody should have to wait; the second tells the pace."""
+        nothing = np.zeros((*self.preprocess.size, self.preprocess.channels), np.uint8)
+        for _ in range(2):
+            start = time.monotonic()
+            await self.batcher.ask(nothing, "predict")
+            self.batcher.seconds = time.monotonic() - start
         self.ready = True
 
     async def close(self) -> None:
@@ -78,13 +83,10 @@ class Service:
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """A place in the pool is held until the work is done, wanted or not, so that it cannot pile up."""
-        async with self.decoding:
-            future = asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
-            try:
-                return await asyncio.shield(future)
-            except asyncio.CancelledError:
-                await asyncio.wait({future})
-                raise
+        await self.decoding.acquire()
+        future = asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
+        future.add_done_callback(lambda _: self.decoding.release())  # not here: this may be cancelled, even twice
+        return await asyncio.shield(future)
 
     def decode(self, upload: Upload, whole: bool) -> Picture | str:
         """The picture, or why it cannot be read."""
@@ -98,8 +100,6 @@ class Service:
             if "max_pixels" in said or "far more pixels" in said:  # words for users of the library
                 said = f"it has more pixels than the {most:,} allowed. Shrink it first."
             return said
-        except (ValueError, MemoryError) as error:
-            return f"it cannot be brought to the model's size ({error})."
         width, height = picture.size
         left, top, right, bottom = self.preprocess.seen(height, width)
         box = [round(v, 5) for v in (left / width, top / height, right / width, bottom / height)]

@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,10 +76,10 @@ class Worker:
         question = (kind, pixels, arguments)
         try:
             try:
-                self.connection.send(question)
+                self.send(question)
             except OSError:  # it died with nothing to do: nobody needs to know
                 self.restart()
-                self.connection.send(question)
+                self.send(question)
             if not self.connection.poll(self.patience):  # it hangs; whatever it does, nobody waits for it any more
                 raise EOFError
             answer = self.connection.recv()
@@ -89,6 +90,17 @@ class Worker:
         if isinstance(answer, str):
             raise WorkerFailed(answer)
         return answer
+
+    def send(self, question: tuple[Any, ...]) -> None:
+        """A process that does not read makes this wait, until it is killed for it."""
+        assert self.process is not None
+        watchdog = threading.Timer(self.patience, self.process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            self.connection.send(question)
+        finally:
+            watchdog.cancel()
 
     def restart(self) -> None:
         if self.stopped:
@@ -146,8 +158,6 @@ def serve_model(connection: Connection, said: bytes, engine: Prepared, threads: 
         try:
             question = connection.recv()
         except (EOFError, OSError):
-            return
-        if question is None:
             return
         kind, pixels, arguments = question
         try:

@@ -12,6 +12,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.files import atomic_output, read_json, sha256, sync, write_json
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe
 from ..config import Config
+from ..data.cache import got_lock
 from ..errors import CheckpointError, ConfigError
 from .state import json_chunk, safetensors_chunks, write_file
 
@@ -26,16 +27,24 @@ def new_folder(config: Config, out: str | Path | None) -> Path:
         while out.exists():
             number += 1
             out = Path("runs") / f"{config.name}-{number}"
-    folder = Path(out).expanduser()
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    folder, content = Path(out).expanduser(), {"format": FORMAT, "config": config.to_json()}
+    if is_empty(folder):  # a volume, say, that cannot be made anew
+        replace_file(folder / CONFIG, [json_chunk(content)])
+        return folder
     if folder.exists():
         hint = f"patchword resume {folder}" if (folder / CONFIG).is_file() else "choose another name"
         raise ConfigError(f"{folder} exists already, and runs are never overwritten: {hint}, or leave --out away.")
     with atomic_output(folder) as made:
         made.mkdir()
-        write_json(made / CONFIG, {"format": FORMAT, "config": config.to_json()})
+        write_json(made / CONFIG, content)
     return folder
+
+
+def is_empty(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and not any(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read ({error.strerror or error}).") from None
 
 
 def read_config(folder: Path) -> Config:
@@ -102,6 +111,9 @@ class Metrics:
         self.path = folder / METRICS
         with self.writing():
             self.file = open(self.path, "ab", buffering=0)  # so that nothing is left to be written on closing
+            if not got_lock(self.file.fileno()):  # kept for as long as the file is open
+                self.file.close()
+                raise ConfigError(f"{folder} is being trained by another process: wait for it, or stop it first.")
             whole = self.path.read_bytes()[:length].rfind(b"\n") + 1  # a damaged file may be shorter
             self.file.truncate(whole)
             self.file.seek(whole)

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.files import atomic_output, read_json, sha256, write_json, write_tensors
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe, read_folder
+from ..config.train import Precision
 from .objective import Objective
+from .precision import autocast
 
 RECORD, BATCH = "fault.json", "batch.safetensors"
 
@@ -44,6 +46,7 @@ class Fault:
     place: Place | None  # None: it did not happen again
     samples: list[str]
     objective: dict[str, Any]
+    precision: Precision = "fp32"
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -51,7 +54,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 @contextmanager
@@ -71,7 +74,9 @@ def watched(model: nn.Module, found: list[Place]) -> Iterator[None]:
             hook.remove()
 
 
-def diagnose(model: nn.Module, objective: Objective, batch: dict[str, Tensor], seed: int) -> Place | None:
+def diagnose(
+    model: nn.Module, objective: Objective, batch: dict[str, Tensor], seed: int, precision: Precision = "fp32"
+) -> Place | None:
     """Computes one part of a step again, on a copy of the model: where it first goes wrong, or None.
 
     `batch` has "images" and "targets" and, with a teacher, "taught".
@@ -84,7 +89,7 @@ def diagnose(model: nn.Module, objective: Objective, batch: dict[str, Tensor], s
     found: list[Place] = []
     model = copy.deepcopy(model).train()  # a batch norm's statistics change in the forward pass
     torch.manual_seed(seed)
-    with watched(model, found):
+    with watched(model, found), autocast(precision, batch["images"].device):
         loss, _ = objective(model, **batch)
     if found:
         return found[0]
@@ -120,4 +125,4 @@ def replay(folder: str | Path) -> tuple[Fault, Place | None]:
     fault = Fault(**{**said, "place": place})
     batch = load_file(folder / BATCH)
     objective = Objective.from_json(fault.objective, batch.pop("weights", None))
-    return fault, diagnose(read_folder(folder).model(), objective, batch, fault.seed)
+    return fault, diagnose(read_folder(folder).model(), objective, batch, fault.seed, fault.precision)

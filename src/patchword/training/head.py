@@ -33,10 +33,11 @@ def probe_head(
         seconds: after which no more features are computed; the probe then makes do with fewer pictures.
         precision: in which the features of `train` are computed.
     """
-    order = shuffled(0, 0, len(train.source))[:MOST]
-    x, y = features(model, train, order, seconds, precision)
+    order, held = (shuffled(0, 0, len(loader.source))[:MOST] for loader in (train, val))
+    share = len(order) / (len(order) + len(held))
+    x, y = features(model, train, order, share * seconds, precision)
     begin = time.monotonic()
-    held_x, held_y = features(model, val, np.arange(len(val.source))[:MOST], seconds)  # as every evaluation does it
+    held_x, held_y = features(model, val, held, (1 - share) * seconds)  # as every evaluation does it
     pace = (time.monotonic() - begin) / len(held_y)
     probe = logistic_probe(x, y, held_x, held_y, len(train.source.labels))
     head = cast(nn.Linear, model.head)

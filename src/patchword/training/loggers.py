@@ -1,6 +1,7 @@
 """Rows of metrics sent elsewhere, by choice: TensorBoard, MLflow, Weights & Biases. metrics.jsonl is written always."""
 
 import importlib
+import secrets
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +31,20 @@ class LogWatcher(Watcher):
     def send(self, values: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
+    def finish(self, outcome: Outcome | None) -> None:
+        raise NotImplementedError
+
     def row(self, row: dict[str, Any], progress: float, left: float) -> None:
         numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in ("step", "n")}
-        if self.broken:
-            return
+        if not self.broken:
+            self.attempt(self.send, {f"{row['kind']}/{name}": value for name, value in numbers.items()}, row["step"])
+
+    def end(self, outcome: Outcome | None) -> None:
+        self.attempt(self.finish, outcome)
+
+    def attempt(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
-            self.send({f"{row['kind']}/{name}": value for name, value in numbers.items()}, row["step"])
+            action(*arguments)
         except Exception as error:
             self.broken = True
             print(f"{type(self).__name__} failed and gets no more rows: {error}", file=sys.stderr)
@@ -52,7 +61,7 @@ class TensorBoard(LogWatcher):
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
-    def end(self, outcome: Outcome | None) -> None:
+    def finish(self, outcome: Outcome | None) -> None:
         self.writer.close()
 
 
@@ -67,7 +76,7 @@ class MLflow(LogWatcher):
     def send(self, values: dict[str, float], step: int) -> None:
         self.mlflow.log_metrics(values, step=step)
 
-    def end(self, outcome: Outcome | None) -> None:
+    def finish(self, outcome: Outcome | None) -> None:
         self.mlflow.end_run("FINISHED" if outcome else "KILLED")
 
 
@@ -76,11 +85,13 @@ class WandB(LogWatcher):
 
     def start(self, briefing: Briefing) -> None:
         wandb = needed("wandb", "wandb")
-        name = briefing.folder.name
+        known = briefing.folder / "wandb.id"  # names of folders are not unique
+        if not known.is_file():
+            known.write_text(secrets.token_hex(8))
         self.run = wandb.init(
             project="patchword",
-            name=name,
-            id=name,
+            name=briefing.folder.name,
+            id=known.read_text(),
             resume="allow",
             dir=str(briefing.folder),
             config=briefing.config.to_json(),
@@ -89,7 +100,7 @@ class WandB(LogWatcher):
     def send(self, values: dict[str, float], step: int) -> None:
         self.run.log(values, step=step)
 
-    def end(self, outcome: Outcome | None) -> None:
+    def finish(self, outcome: Outcome | None) -> None:
         self.run.finish(exit_code=0 if outcome else 1)
 
 

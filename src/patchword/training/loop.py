@@ -4,6 +4,7 @@
 is the last checkpoint, and from it the same steps are made again, bit for bit.
 """
 
+import contextlib
 import math
 import shutil
 import signal
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..config import Config
+from ..data.ahead import thread_limit
 from ..data.open import completed, lessened, open_data
 from ..data.readable import require_readable
 from ..data.sources import Parts
@@ -54,11 +55,11 @@ def train(
         started: time.monotonic() at which a budget began to run; now, if not given.
     """
     started = time.monotonic() if started is None else started
-    world = World()
-    try:
+    with contextlib.closing(World()) as world, thread_limit(config.threads):
         config = config.replace(precision=resolve(config.precision, world.device))
         opened = open_parts(config, parts, None)  # a wrong path is told before there is a folder
-        require_readable(opened.train)
+        for name, part in opened.present().items():
+            require_readable(part, f"The part {name!r}")
         folder = Path(world.shared(str(new_folder(config, out)) if world.first else None))
         try:
             run = Run(folder, config, opened, world, watchers, started)
@@ -67,8 +68,6 @@ def train(
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         return run.go()
-    finally:
-        world.close()
 
 
 def resume(
@@ -80,12 +79,9 @@ def resume(
     config = read_config(folder)
     if is_finished(folder):
         raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
-    world = World()
-    try:
+    with contextlib.closing(World()) as world, thread_limit(config.threads):
         resolve(config.precision, world.device)  # the run may have begun on another machine
         return Run(folder, config, open_parts(config, parts, read_split(folder)), world, watchers, started).go()
-    finally:
-        world.close()
 
 
 def open_parts(config: Config, parts: Parts | None, saved: dict[str, Any] | None) -> Parts:
@@ -105,8 +101,6 @@ class Run:
     ) -> None:
         self.folder, self.parts, self.world = folder, parts, world
         keep_memory()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         self.watchers = watchers if world.first else ()
         self.store = Store(folder, config.keep)
         found = self.store.load()
@@ -127,6 +121,7 @@ class Run:
         self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.flip_test else 1)
         self.evaluating = self.evaluated_at = self.saving = 0.0
         self.saved_at = time.monotonic()
+        self.step_seconds = 0.0  # of the last step
 
     def make_clock(self) -> Clock:
         if self.config.budget is not None:
@@ -143,12 +138,12 @@ class Run:
     def go(self) -> Outcome | None:
         outcome, begun = None, []
         try:
-            if self.world.first and read_split(self.folder) is None:
-                write_split(self.folder, self.parts.split)
             if self.world.first:
+                self.metrics = Metrics(self.folder, self.length)  # refuses if another process is at it
                 tidy(self.folder)
                 self.store.tidy()
-                self.metrics = Metrics(self.folder, self.length)
+                if read_split(self.folder) is None:
+                    write_split(self.folder, self.parts.split)
             for watcher in self.watchers:
                 watcher.begin(self.briefing())
                 begun.append(watcher)
@@ -159,6 +154,7 @@ class Run:
         finally:
             if self.world.first and hasattr(self, "metrics"):
                 self.metrics.close()
+            self.trainer.close()
             for watcher in begun:
                 watcher.end(outcome)
 
@@ -200,7 +196,7 @@ class Run:
         if not isinstance(self.clock, BudgetClock):
             return
         self.clock.made(seconds)
-        held_out = len(self.trainer.val.source) + (len(self.trainer.test.source) if self.trainer.test else 0)
+        held_out = len(self.trainer.val.source) + len((self.trainer.test or self.trainer.val).source)
         pace = self.pace_of_evaluation(seconds)
         self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.5 * self.saving + 1.0)
         if self.trainer.step == 1 and self.clock.over(1):
@@ -221,7 +217,7 @@ class Run:
         return 0.5 * step_seconds / self.config.batch_size * (2 if self.config.flip_test else 1)
 
     def note_step(self, made: dict[str, float | None], seconds: float) -> None:
-        step = self.trainer.step
+        step, self.step_seconds = self.trainer.step, seconds
         speed = {"images_per_second": round(self.config.batch_size / seconds, 1)}
         row = {"kind": "train", **self.place(), **made, **self.timing(), **speed}
         if step <= EARLY or step % EVERY == 0:
@@ -241,7 +237,7 @@ class Run:
         if not self.world.first:
             return
         self.metrics.add(row)
-        left = self.clock.left(self.trainer.step, self.config.batch_size / row.get("images_per_second", 1e9))
+        left = self.clock.left(self.trainer.step, self.step_seconds)
         for watcher in self.watchers:
             watcher.row(row, self.clock.progress(self.trainer.step), left)
 
@@ -253,7 +249,7 @@ class Run:
         if due and isinstance(self.clock, BudgetClock):
             cost = self.pace_of_evaluation(self.clock.longest) * len(self.trainer.val.source)
             late = self.seconds - self.evaluated_at >= self.clock.budget / MOST_EVALUATIONS
-            due = late and self.evaluating + cost <= EVALUATION_SHARE * self.seconds
+            due = late and self.evaluating + cost <= EVALUATION_SHARE * self.seconds and not self.clock.over(1, cost)
         return bool(self.world.shared(due))
 
     def evaluate(self, last: bool) -> None:

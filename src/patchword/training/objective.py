@@ -1,6 +1,6 @@
 """What a run minimises: cross-entropy on hard, soft, mixed or several labels, and what a teacher adds to it."""
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,13 +34,17 @@ class Objective:
         loss = self.labelled(logits, targets)
         if taught is not None:
             loss = (1 - self.distill.weight) * loss + self.distill.weight * self.taught(distilled, taught)
+        elif self.two_heads:  # both are used in the end, so both must learn
+            loss = (loss + self.labelled(distilled, targets)) / 2
         return loss, logits
 
     def labelled(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self.several:
             smooth = targets * (1 - self.smoothing) + self.smoothing / 2
             return F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=self.weights)
-        return F.cross_entropy(logits, targets, weight=self.weights, label_smoothing=self.smoothing)
+        # The weights have mean one over the data. Dividing by those of a batch would make its parts count differently.
+        losses = F.cross_entropy(logits, targets, self.weights, reduction="none", label_smoothing=self.smoothing)
+        return losses.mean()
 
     def taught(self, logits: Tensor, taught: Tensor) -> Tensor:
         """Hard: the teacher's choice is the label. Soft: its whole distribution is, at a raised temperature."""
@@ -49,6 +53,10 @@ class Objective:
         t = self.distill.temperature
         own, theirs = (logits / t).log_softmax(1), (taught / t).log_softmax(1)
         return F.kl_div(own, theirs, reduction="batchmean", log_target=True) * t * t
+
+    def to(self, device: torch.device) -> Self:
+        self.weights = self.weights.to(device) if self.weights is not None else None
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """All but the weights of the classes, which are a tensor."""
@@ -93,6 +101,11 @@ class Teacher:
         self.order = label_order(config.teacher, checkpoint.labels, checkpoint.config.num_classes, labels)
         self.size = checkpoint.config.image_size
         self.mean, self.std = retouch(preprocess, checkpoint.preprocess)
+
+    def to(self, device: torch.device) -> Self:
+        self.model = self.model.to(device)
+        self.mean, self.std = self.mean.to(device), self.std.to(device)
+        return self
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

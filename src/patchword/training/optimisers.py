@@ -38,13 +38,22 @@ def make_optimisers(model: nn.Module, config: OptimConfig, precision: Precision 
         made.append(torch.optim.AdamW(rest, lr=config.lr, betas=config.betas, fused=True))
     if matrices:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        made.append(Muon(make_groups(model, matrices, config, config.muon_lr), config.momentum, dtype))
+        groups = []
+        for maps in (1, 3):
+            named = [(n, p) for n, p in matrices if maps_of(n) == maps]
+            groups += [{**group, "maps": maps} for group in make_groups(model, named, config, config.muon_lr)]
+        made.append(Muon(groups, config.momentum, dtype))
     return made
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """Muon is for the maps between hidden layers: not for embeddings, heads, and what is no matrix."""
     return parameter.ndim >= 2 and bool(re.search(r"(^|\.)(blocks|stages|stem)\.\d", name)) and "relative" not in name
+
+
+def maps_of(name: str) -> int:
+    """How many maps a matrix holds, one below the other: queries, keys and values come out of one product."""
+    return 3 if ".qkv." in name else 1
 
 
 def make_groups(
@@ -79,13 +88,13 @@ def decays(name: str, parameter: Tensor) -> bool:
 class Muon(Optimizer):
     """Momentum whose matrices are orthogonalised before the step, so that all directions learn at the same pace.
 
-    The qkv matrix is three maps in one and is treated as three. Convolutions are flattened to matrices.
+    A matrix that is several maps in one is treated as several ("maps" of its group). Convolutions are flattened.
     """
 
     def __init__(
         self, groups: list[dict[str, Any]], momentum: float = 0.95, dtype: torch.dtype = torch.float32
     ) -> None:
-        super().__init__(groups, {"momentum": momentum})
+        super().__init__(groups, {"momentum": momentum, "maps": 1})
         self.dtype = dtype
 
     @torch.no_grad()
@@ -94,7 +103,7 @@ class Muon(Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             updates = [self.momentum_of(p, group["momentum"]) for p in parameters]
-            for p, update in zip(parameters, orthogonalised(updates, self.dtype), strict=True):
+            for p, update in zip(parameters, orthogonalised(updates, self.dtype, group["maps"]), strict=True):
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"])
 
@@ -109,20 +118,24 @@ class Muon(Optimizer):
         return p.grad.lerp(buffer, momentum)
 
 
-def orthogonalised(updates: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Each update with its singular values near one, scaled so that a rate suits all shapes; computed in `dtype`."""
+def orthogonalised(updates: list[Tensor], dtype: torch.dtype = torch.float32, maps: int = 1) -> list[Tensor]:
+    """Each update with its singular values near one, scaled so that a rate suits all shapes; computed in `dtype`.
+
+    Args:
+        maps: how many each update holds, one below the other, or, of three dimensions, one behind the other.
+    """
     done: list[Tensor | None] = [None] * len(updates)
     by_shape: dict[tuple[int, int], list[int]] = {}
     for i, update in enumerate(updates):
-        rows, columns = len(update), update[0].numel()
+        columns = update.shape[-1] if update.ndim == 3 else update[0].numel()
+        rows = update.numel() // columns
         by_shape.setdefault((rows, columns), []).append(i)
     for (rows, columns), places in by_shape.items():
-        parts = rows // columns if rows % columns == 0 and rows // columns == 3 else 1  # a fused qkv
-        stack = torch.stack([updates[i].reshape(parts, rows // parts, columns) for i in places]).flatten(0, 1)
-        scale = max(1.0, rows / parts / columns) ** 0.5
-        result = (newton_schulz(stack.to(dtype)).float() * scale).view(len(places), rows, columns)
+        stack = torch.stack([updates[i].reshape(maps, rows // maps, columns) for i in places]).flatten(0, 1)
+        scale = max(1.0, rows / maps / columns) ** 0.5
+        result = (newton_schulz(stack.to(dtype)).float() * scale).reshape(len(places), rows, columns)
         for i, each in zip(places, result, strict=True):
-            done[i] = each.view_as(updates[i])
+            done[i] = each.reshape(updates[i].shape)
     return [d for d in done if d is not None]
 
 

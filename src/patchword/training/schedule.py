@@ -73,9 +73,9 @@ class BudgetClock:
         self.begun = self.elapsed if self.begun is None else self.begun
         return min(1.0, (self.elapsed - self.begun) / max(1e-9, self.budget - self.reserve - self.begun))
 
-    def over(self, step: int) -> bool:
-        # A step that would end too late is not begun, yet one step is made in any case.
-        return step > 0 and self.elapsed + self.longest > self.budget - self.reserve
+    def over(self, step: int, before: float = 0.0) -> bool:
+        """Whether a step would end too late if it began in `before` seconds. One step is made in any case."""
+        return step > 0 and self.elapsed + before + self.longest > self.budget - self.reserve
 
     def left(self, step: int, seconds_per_step: float) -> float:
         return max(0.0, self.budget - self.elapsed)

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..config import Config, ModelConfig, Size, ViTConfig
+from ..config.model import REGULARISERS
 from ..data.sources import ArraySource, Parts
 from ..data.statistics import channel_statistics
 from ..errors import ConfigError
@@ -14,7 +17,6 @@ from ..preprocess import Preprocess
 from .lora import add_lora
 from .optimisers import layer_of
 
-REGULARISERS = ("dropout", "drop_path", "patch_dropout", "checkpoint_blocks")  # of `model`, also with `init`
 ALL_BUT_HEAD, FIRST_THIRD = "all-but-head", "first-third"  # what `freeze` knows besides names
 PHOTO_CROP = 0.875  # evaluation sees this part of a photograph, where training sees random parts
 
@@ -99,12 +101,21 @@ def freeze(model: Model, config: Config) -> None:
     frozen = [p for name, p in model.named_parameters() if stays(name, config.freeze, depth)]
     for parameter in frozen:
         parameter.requires_grad_(False)
-    named = [f for f in config.freeze if f != FIRST_THIRD]  # a model without blocks has no first third of them
-    if named and not frozen:
-        known = sorted({n.split(".")[0] for n, _ in model.named_parameters()})
-        raise ConfigError(f"freeze: no weight begins with {', '.join(named)}. There are {', '.join(known)}.")
+    names = [n for n, _ in model.named_parameters()]
+    known = (ALL_BUT_HEAD, FIRST_THIRD)  # a model without blocks has no first third of them
+    if idle := [f for f in config.freeze if f not in known and not any(stays(n, (f,), depth) for n in names)]:
+        there = sorted({n.split(".")[0] for n in names})
+        raise ConfigError(f"freeze: no weight begins with {', '.join(idle)}. There are {', '.join(there)}.")
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError("freeze: nothing is left to be trained.")
+
+
+def learning(model: nn.Module) -> None:
+    """Training mode, but for batch norms that are frozen: their statistics stay, as their weights do."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not any(p.requires_grad for p in module.parameters()):
+            module.eval()
 
 
 def stays(name: str, freeze: tuple[str, ...], depth: int) -> bool:

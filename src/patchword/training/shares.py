@@ -27,7 +27,7 @@ def share_count(config: Config, model: nn.Module, world: World) -> int:
     drawn = isinstance(config.model, ViTConfig) and (
         config.model.dropout or config.model.drop_path or config.model.patch_dropout or config.model.checkpoint_blocks
     )  # threads draw random numbers from one generator, in no fixed order
-    if world.size > 1 or world.device.type != "cpu" or drawn or config.class_weights:
+    if world.size > 1 or world.device.type != "cpu" or drawn:
         return 1
     least = LEAST_NORMED if any(isinstance(m, _BatchNorm) for m in model.modules()) else LEAST
     return max(1, min(torch.get_num_threads(), config.batch_size // config.accumulate // least))
@@ -41,6 +41,10 @@ class Shares:
         self.models = [model, *(copy.deepcopy(model, dict(weights)) for _ in range(count - 1))]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.objective, self.precision = objective, precision
+        saved = model.state_dict().keys()  # masks and tables of positions are the same in all, and must stay so
+        self.moving = [
+            [b for n, b in each.named_buffers() if n in saved and b.is_floating_point()] for each in self.models
+        ]
         threads = torch.get_num_threads()
         self.pool = ThreadPoolExecutor(count, initializer=use_threads, initargs=(max(1, threads // count),))
 
@@ -77,9 +81,8 @@ class Shares:
 
     @torch.no_grad()
     def average_buffers(self) -> None:
-        for first, *others in zip(*(model.buffers() for model in self.models), strict=True):
-            if first.is_floating_point():
-                first.copy_(torch.stack([first, *others]).mean(dim=0))
+        for first, *others in zip(*self.moving, strict=True):
+            first.copy_(torch.stack([first, *others]).mean(dim=0))
 
 
 def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:

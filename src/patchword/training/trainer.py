@@ -27,7 +27,7 @@ from .objective import Objective, Teacher, make_objective
 from .optimisers import Sharpness, make_optimisers, set_rate
 from .precision import autocast
 from .schedule import rate
-from .setup import early_size, make_start
+from .setup import early_size, learning, make_start
 from .shares import Shares, share_count
 from .world import World
 
@@ -58,12 +58,12 @@ class Trainer:
         self.labels, self.several = parts.train.labels, parts.train.multi_label
         check_batch(self.config, world)
         data = config.data
-        memory = data.memory / 2
-        plain: dict[str, Any] = {"workers": data.workers, "memory": memory}
+        plain: dict[str, Any] = {"workers": data.workers, "memory": data.memory / 4}
         order = (
             BalancedOrder(config.seed, parts.train.targets) if data.balanced else Order(config.seed, len(parts.train))
         )
-        self.loader = Loader(parts.train, self.preprocess, order=order, augment=config.augment, **plain)
+        half = {**plain, "memory": data.memory / 2}  # and a quarter each for validation and test
+        self.loader = Loader(parts.train, self.preprocess, order=order, augment=config.augment, **half)
         assert parts.val is not None
         self.val = Loader(parts.val, self.preprocess, **plain)
         self.test = Loader(parts.test, self.preprocess, **plain) if parts.test is not None else None
@@ -72,12 +72,13 @@ class Trainer:
         self.inference_seconds = 0.0  # for a picture, once it is known
         if fresh and start.new_head and config.head == "probe":
             seconds = PROBE_SHARE * config.budget if config.budget else math.inf
-            loader = Loader(parts.train, self.preprocess, **plain)
+            loader = Loader(parts.train, self.preprocess, workers=data.workers)
             note, self.inference_seconds = probe_head(self.model, loader, self.val, seconds, config.precision)
             self.notes.append(note)
-        self.model.to(world.device).train()
-        self.objective = make_objective(self.config, parts.train.targets, len(self.labels))
-        self.teacher = Teacher(config.distill, self.labels, self.preprocess) if config.distill.teacher else None
+        learning(self.model.to(world.device))
+        self.objective = make_objective(self.config, parts.train.targets, len(self.labels)).to(world.device)
+        taught = config.distill.teacher is not None
+        self.teacher = Teacher(config.distill, self.labels, self.preprocess).to(world.device) if taught else None
         trainee = Trainee(self.model, self.objective)
         self.trainee = DistributedDataParallel(trainee) if world.size > 1 else trainee
         shares = share_count(self.config, self.model, world)
@@ -87,7 +88,7 @@ class Trainer:
         self.sharpness = Sharpness(self.parameters, config.optim.sam) if config.optim.sam else None
         self.average = Average(self.model, config.ema) if config.ema else None
         self.early, self.early_size = False, early_size(self.config)
-        self.step, self.batches = 0, iter(())  # type: tuple[int, Iterator[Batch]]
+        self.step, self.batches = 0, self.loader.training(())
 
     @property
     def evaluated(self) -> nn.Module:
@@ -102,6 +103,12 @@ class Trainer:
         """Starts to prepare batches, from the present step on."""
         self.batches = self.loader.training(self.stretches(self.step))
 
+    def close(self) -> None:
+        """Ends the threads that prepare batches and compute shares."""
+        self.batches.close()
+        if self.shares is not None:
+            self.shares.pool.shutdown()
+
     def stretches(self, step: int) -> Iterator[tuple[int, int]]:
         """This process's stretch of positions in each part of each step, for ever."""
         size = self.config.batch_size // self.config.accumulate // self.world.size
@@ -113,6 +120,7 @@ class Trainer:
         """Makes one step: loss, accuracy, gradient norm and rate. Raises NotANumber before anything has changed."""
         batches = list(itertools.islice(self.batches, self.config.accumulate))
         self.early = progress < self.config.early_part
+        learning(self.model)  # an evaluation has left all of it in one mode
         buffers = [b.clone() for b in self.model.buffers()]
         loss, accuracy, norm = self.gradients(batches)
         if self.sharpness is not None and math.isfinite(norm):
@@ -149,7 +157,7 @@ class Trainer:
                 (loss / len(batches)).backward()
             losses.append(loss.detach().float())
             hits += self.hits(batch, logits)
-        means = [torch.stack(losses).mean(), torch.stack(hits).mean() if hits else torch.tensor(0.0)]
+        means = [torch.stack(losses).mean(), torch.stack(hits).mean() if hits else losses[0].new_zeros(())]
         loss, accuracy = self.world.mean(torch.stack(means)).tolist()
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
         return loss, accuracy if hits else None, norm
@@ -197,13 +205,15 @@ class Trainer:
         found: tuple[int, Place | None] = (0, None)
         model = self.checkpoint(raw=True).model().to(self.world.device)  # as `replay` will see it: all of it trainable
         for part, batch in enumerate(batches):
-            place = diagnose(model, self.objective, self.inputs(batch), self.part_seed(part))
+            seed, precision = self.part_seed(part), self.config.precision
+            place = diagnose(model, self.objective, self.inputs(batch), seed, precision)
             if place is not None:
                 found = (part, place)
                 break
         part, place = found
         names = [self.loader.source.name(int(i)) for i in batches[part].indices]
-        fault = Fault(self.step, part, self.part_seed(part), place, names, self.objective.to_json())
+        said = self.objective.to_json()
+        fault = Fault(self.step, part, self.part_seed(part), place, names, said, self.config.precision)
         return fault, self.inputs(batches[part])
 
     def checkpoint(self, provenance: dict[str, Any] | None = None, *, raw: bool = False) -> Checkpoint:

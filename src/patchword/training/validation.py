@@ -53,6 +53,7 @@ def tallied(logits: np.ndarray, targets: np.ndarray) -> Tally:
 
 def ask(model: nn.Module, loader: Loader, *, flip: bool, world: World, batch_size: int = BATCH_SIZE) -> Answers:
     """Every process takes each size-th picture; all get all answers, in the order of the source."""
+    world.agree(model)
     mine = np.arange(world.rank, len(loader.source), world.size)
     parts = list(_answers(model, loader, mine, flip, world.device, batch_size))
     nothing = np.empty((0, len(loader.source.labels)), np.float32)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class World:
@@ -17,6 +17,7 @@ class World:
         self.device = torch.device("cpu")
         if torch.cuda.is_available():
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+            torch.cuda.set_device(self.device)
         self.owner = self.size > 1 and not dist.is_initialized()
         if self.owner:
             backend = "nccl" if self.device.type == "cuda" else "gloo"
@@ -48,6 +49,12 @@ class World:
         values = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def agree(self, model: nn.Module) -> None:
+        """Gives the model the first process's buffers everywhere: each gathers statistics of its own."""
+        if self.size > 1:
+            for buffer in (b for b in model.buffers() if b.is_floating_point()):
+                dist.broadcast(buffer, src=0)
 
     def barrier(self) -> None:
         if self.size > 1:
