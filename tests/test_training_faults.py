@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,12 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
     assert (tmp_path / "empty").stat().st_ino == identity
     with pytest.raises(ConfigError, match="never overwritten"):
         new_folder(config(), out)
+    for path in (tmp_path / "empty").rglob("*"):
+        path.unlink() if path.is_file() else None
+    shutil.rmtree(tmp_path / "empty/checkpoints")
+    with pytest.raises(CheckpointError, match="no model at"):
+        train(config(init="nowhere/at/all"), out, parts=Parts(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
+    assert list((tmp_path / "empty").iterdir()) == [], "a run that cannot begin leaves nothing in it"
 
 
 def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:

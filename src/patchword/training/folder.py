@@ -40,6 +40,13 @@ def new_folder(config: Config, out: str | Path | None) -> Path:
     return folder
 
 
+def take_back(folder: Path) -> None:
+    """Undoes `new_folder`; a volume, or what a link leads to, stays behind, empty as it was."""
+    with suppress(OSError):
+        (folder / CONFIG).unlink()
+        folder.rmdir()
+
+
 def is_empty(folder: Path) -> bool:
     try:
         return folder.is_dir() and not any(folder.iterdir())

@@ -6,7 +6,6 @@ is the last checkpoint, and from it the same steps are made again, bit for bit.
 
 import contextlib
 import math
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -21,7 +20,17 @@ from ..data.readable import require_readable
 from ..data.sources import Parts
 from ..errors import ConfigError, Stopped, TrainingError
 from .finish import finish
-from .folder import Metrics, is_finished, new_folder, read_config, read_split, seconds_spent, tidy, write_split
+from .folder import (
+    Metrics,
+    is_finished,
+    new_folder,
+    read_config,
+    read_split,
+    seconds_spent,
+    take_back,
+    tidy,
+    write_split,
+)
 from .guard import Fault, write_fault
 from .memory import keep_memory
 from .precision import resolve
@@ -65,7 +74,7 @@ def train(
             run = Run(folder, config, opened, world, watchers, started)
         except BaseException:
             if world.first:  # wrong weights, say: a folder without a single step would only be in the way
-                shutil.rmtree(folder, ignore_errors=True)
+                take_back(folder)
             raise
         return run.go()
 
