@@ -163,7 +163,8 @@ class Run:
         finally:
             if self.world.first and hasattr(self, "metrics"):
                 self.metrics.close()
-            self.trainer.close()
+            if self.world.size == 1:  # of several, each would free its part of the group, and may wait for the others
+                self.trainer.close()
             for watcher in begun:
                 watcher.end(outcome)
 
