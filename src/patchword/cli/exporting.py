@@ -81,11 +81,7 @@ def export(
     if verify and len(pictures) < FEW:
         say(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
     if merge_drop is not None:
-        if len(pictures) < 2:
-            raise ConfigError(
-                "--merge-drop chooses on every second picture of --verify and proves on the others: give more."
-            )
-        merge, pictures = merged_within(classifier, pictures[::2], merge_drop), pictures[1::2]
+        merge, pictures = merged_within(classifier, pictures, merge_drop)
     wanted = Wanted(int8, whole, merged_by(checkpoint.config, merge))
     say(f"making {out.name}")
     with atomic_output(out, overwrite=overwrite) as made:
@@ -133,13 +129,19 @@ def write_proof(path: Path, said: dict[str, Any]) -> None:
         made.write_text(json_format.dumps(said, indent=2) + "\n")
 
 
-def merged_within(classifier: "Classifier", pictures: "list[Labelled]", points: float) -> float:
+def merged_within(
+    classifier: "Classifier", pictures: "list[Labelled]", points: float
+) -> "tuple[float, list[Labelled]]":
+    """The part that is merged, chosen on every second picture, and the other pictures, for the proof."""
     from ..evaluation.merging import STEPS, choose_merging
 
+    pictures, rest = pictures[::2], pictures[1::2]
+    if not rest:
+        raise ConfigError("--merge-drop chooses on every second picture of --verify, proves on the others: give more.")
     with progress("choosing", STEPS * len(pictures)) as step:
         part = choose_merging(classifier, pictures, points / 100, step)
     say(f"merging {part:.0%} of the patches in each block behind the first quarter, by {len(pictures)} pictures")
-    return part
+    return part, rest
 
 
 def merged_by(config: "ModelConfig", part: float) -> tuple[int, ...]:

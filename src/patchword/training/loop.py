@@ -163,8 +163,7 @@ class Run:
         finally:
             if self.world.first and hasattr(self, "metrics"):
                 self.metrics.close()
-            if self.world.size == 1:  # of several, each would free its part of the group, and may wait for the others
-                self.trainer.close()
+            self.trainer.close()
             for watcher in begun:
                 watcher.end(outcome)
 

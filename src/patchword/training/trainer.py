@@ -104,7 +104,8 @@ class Trainer:
         self.batches = self.loader.training(self.stretches(self.step))
 
     def close(self) -> None:
-        """Ends the threads that prepare batches and compute shares."""
+        """Ends the threads that prepare batches and compute shares, and leaves the group of processes."""
+        self.trainee = Trainee(self.model, self.objective)  # freed later than its group, the distributed one may hang
         self.batches.close()
         if self.shares is not None:
             self.shares.pool.shutdown()
