@@ -1,13 +1,14 @@
 """Accuracy against minutes: our ViT, the hybrid, a ResNet of equal cost and the usual ViT recipe, on the same machine.
 
-And, beside ours, what it was at first: a network whose convolutions did the work.
+And, beside ours, what it was at first: a network whose convolutions did the work; beside the ResNet, the same with the
+augmentation of that time, and no small pictures first.
 
     python benchmarks/crossing.py [--minutes 5 10 20 30] [--seed 0]
 
 Each point is a run of its own, `patchword train RECIPE --budget Nm`, so that its schedule is laid over just those
 minutes. Every run has one core to itself, and as many go side by side as there are cores. First the ResNet is chosen,
 by validation after five minutes, among four that cost a step about as much as ours: 10 minutes on two cores; then the
-points: 165. One that results/crossing.json has already is not run again, so it can be made in parts, but only on one
+points: 195. One that results/crossing.json has already is not run again, so it can be made in parts, but only on one
 kind of machine. Writes results/crossing.json and docs/crossing.svg.
 """
 
@@ -36,10 +37,12 @@ RESNETS = {
     "1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "--model.width_factor", "3"],
     "1, 1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "1", "--model.width_factor", "3"],
 }
+AT_FIRST = ["--early-scale", "1", "--augment.cutout", "0.25", "--evaluate-every", "1"]  # as six_convolutions.py has it
 SERIES = {
     "our ViT": ["cifar10_scratch"],
     "six convolutions first": [str(HERE / "recipes/six_convolutions.py")],
     "ResNet": [RESNET],  # and what was chosen
+    "ResNet at one size": [RESNET, *RESNETS["2, 2, 2 units, 32 channels"], *AT_FIRST],
     "our hybrid": [str(HERE / "recipes/hybrid.py")],
     "usual ViT": [str(HERE / "recipes/usual_vit.py")],
 }
@@ -47,6 +50,7 @@ COLOURS = {
     "our ViT": "#0b62c4",
     "six convolutions first": "#6aa7e8",
     "ResNet": "#c4540b",
+    "ResNet at one size": "#e8a878",
     "our hybrid": "#1a8a5a",
     "usual ViT": "#777777",
 }
