@@ -186,6 +186,7 @@ def test_a_hub_reference(tmp_path: Path) -> None:
         (["predict", "MODEL", "a.png", "--topp", "3"], "Did you mean --top?"),
         (["predict", "MODEL", "a.png", "--num-head", "3"], "Did you mean --num-heads?"),
         (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], "exists already"),
+        (["predict", "MODEL", "a.png", "--csv", "new.csv", "--json"], "choose one of them"),
         (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "on the scale 0..1"),
         (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "needs a value"),
         (["predict", "hf:nonsense", "a.png"], "hf:nonsense"),

@@ -16,7 +16,7 @@ from patchword.data.open import find
 from patchword.errors import ConfigError, DataError
 from patchword.probing import probe
 from patchword.probing.features import features, kept_at, reading
-from patchword.probing.logistic import PENALTIES, logistic_probe, refitted
+from patchword.probing.logistic import PENALTIES, Logistic, logistic_probe, recalled, refitted
 from patchword.probing.neighbours import neighbour_accuracies, votes
 from patchword.probing.ridge import Ridge, draw_shots
 from test_cli import run
@@ -73,6 +73,45 @@ def test_logistic_regression_is_scikit_learn_s() -> None:
     assert again.penalty == found.penalty and torch.equal(again.weight, found.weight)
     losses = [float(torch.nn.functional.cross_entropy(refitted(x, y, 5, p).scores(held), held_y)) for p in PENALTIES]
     assert PENALTIES[int(np.argmin(losses))] == found.penalty, "chosen on the pictures held out"
+
+
+def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
+    """Four pictures of each class; the old head knows the same classes in another order, among others, or nothing."""
+
+    def blurred(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = clouds(count, 64, seed=seed)
+        return x + 5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), y
+
+    (x, y), (held, held_y), (many, many_y) = blurred(20, 0), blurred(400, 1), blurred(4000, 2)
+    known = refitted(many, many_y, 5, 1e-3)
+    others = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).double() / 8
+    old = Logistic(
+        torch.cat([others, known.weight.flip(1)], 1), torch.cat([torch.zeros(3).double() - 9, known.bias.flip(0)])
+    )
+    plain, found = logistic_probe(x, y, held, held_y, 5), logistic_probe(x, y, held, held_y, 5, old)
+
+    def accuracy(probe: Logistic) -> float:
+        return float((probe.scores(held).argmax(1) == held_y).double().mean())
+
+    assert found.recalls and accuracy(found) > accuracy(plain) + 0.1, (accuracy(found), accuracy(plain))
+    ignorant = Logistic(
+        torch.randn(64, 8, generator=torch.Generator().manual_seed(1)).double(), torch.zeros(8).double()
+    )
+    kept = logistic_probe(many, many_y, held, held_y, 5, ignorant)
+    assert accuracy(kept) >= accuracy(logistic_probe(many, many_y, held, held_y, 5)) - 0.01
+
+
+def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None:
+    x, y = clouds(1300, 8)
+    y[y == 4] = 3  # a class without a picture begins at nothing
+    old = Logistic(torch.randn(8, 7).double(), torch.randn(7).double())
+    taken = old.scores(x).softmax(1)
+    found = recalled(x, y, 5, old)
+    for k in range(4):
+        share = taken[y == k].mean(0)
+        torch.testing.assert_close(found.weight[:, k], old.weight @ share)
+        torch.testing.assert_close(found.bias[k], old.bias @ share)
+    assert not found.weight[:, 4].any() and found.bias[4] == 0
 
 
 def test_shots_are_of_every_class_and_depend_on_the_seed() -> None:

@@ -450,6 +450,19 @@ def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
     assert np.mean(found[-5:]) < np.mean(found[:5])
 
 
+def test_a_teacher_sees_whole_pictures_where_the_student_has_small_ones(teacher: Path) -> None:
+    data = Parts(stripes(32, 16, 3), stripes(8, 16, 3))
+    model = TINY.replace(in_channels=3, image_size=16)
+    run = config(model=model, distill=DistillConfig(teacher=str(teacher)), early_scale=0.5, early_part=1.0)
+    made = Trainer(run, data, World(), fresh=True)
+    made.begin()
+    made.early = True
+    batch = next(iter(made.batches))
+    inputs = made.inputs(batch)
+    assert made.teacher is not None and inputs["images"].shape[-1] == 8
+    torch.testing.assert_close(inputs["taught"], made.teacher(batch.images))
+
+
 def test_both_heads_learn_where_there_is_no_teacher(tmp_path: Path) -> None:
     model = TINY.replace(distillation=True)
     outcome = train(config(model=model, steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=parts())

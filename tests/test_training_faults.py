@@ -155,7 +155,7 @@ def test_a_probe_that_sees_a_part_of_validation_sees_all_classes(
     seen: list[torch.Tensor] = []
     fit = head.logistic_probe
     monkeypatch.setattr(head, "MOST", 12)
-    monkeypatch.setattr(head, "logistic_probe", lambda x, y, u, v, k: (seen.append(v), fit(x, y, u, v, k))[1])
+    monkeypatch.setattr(head, "logistic_probe", lambda x, y, u, v, *rest: (seen.append(v), fit(x, y, u, v, *rest))[1])
     source = shades(60, ["a", "b", "c"])
     by_class = source.subset(np.argsort(source.targets, kind="stable"))
     data = Parts(source, by_class)

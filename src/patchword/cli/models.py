@@ -43,6 +43,8 @@ def predict(
         raise ConfigError(f"--top must be at least 1, not {top}.")
     if csv and csv.exists() and not overwrite:
         raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
+    if csv and json:
+        raise ConfigError("--csv writes a table, --json prints one: choose one of them.")
     from ..classifier import Classifier
     from ..evaluation import predict as prediction
 

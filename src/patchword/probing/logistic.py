@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # on the squares of the weights, for features of variance one
 ITERATIONS = 60
+ROWS = 512  # whose scores by an old head are held at once: it may know 21,843 classes
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,34 @@ class Logistic:
 
     weight: Tensor
     bias: Tensor
-    penalty: float
+    penalty: float = 0.0
+    recalls: bool = False  # held near what an old head knows, not near zero
 
     def scores(self, x: Tensor) -> Tensor:
         return x.double() @ self.weight + self.bias
 
 
-def logistic_probe(x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor, classes: int) -> Logistic:
-    """The one with the least loss on the pictures held out. Targets are classes, or rows of zeros and ones."""
-    return min(path(x, y, classes, PENALTIES), key=lambda found: float(loss(found.scores(held_x), held_y)))
+def logistic_probe(
+    x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor, classes: int, old: Logistic | None = None
+) -> Logistic:
+    """The one with the least loss on the pictures held out. Targets are classes, or rows of zeros and ones.
+
+    Args:
+        old: a head for other classes that reads the same features. Those held near what it knows are tried as well.
+    """
+    found = path(x, y, classes, PENALTIES)
+    if old is not None and y.ndim == 1:
+        found += path(x, y, classes, PENALTIES, recalled(x, y, classes, old))
+    return min(found, key=lambda each: float(loss(each.scores(held_x), held_y)))
+
+
+def recalled(x: Tensor, y: Tensor, classes: int, old: Logistic) -> Logistic:
+    """Each class as the mixture of old ones that its pictures are taken for, so that no names need to be matched."""
+    shares = torch.zeros(classes, len(old.bias), dtype=torch.double)
+    for some, targets in zip(x.split(ROWS), y.split(ROWS), strict=True):
+        shares.index_add_(0, targets, old.scores(some).softmax(1))
+    shares /= torch.bincount(y, minlength=classes).clamp_min(1)[:, None]
+    return Logistic(old.weight @ shares.T, shares @ old.bias)
 
 
 def refitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Logistic:
@@ -34,21 +54,28 @@ def refitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Logistic:
     return last
 
 
-def path(x: Tensor, y: Tensor, classes: int, penalties: Sequence[float]) -> list[Logistic]:
-    """A solution for each penalty: from the strongest on, each starting where the one before has ended."""
+def path(
+    x: Tensor, y: Tensor, classes: int, penalties: Sequence[float], near: Logistic | None = None
+) -> list[Logistic]:
+    """A solution for each penalty on what lies away from `near`, or else from zero: from the strongest on, each
+    starting where the one before has ended."""
     x = x.double()
     mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
     x = (x - mean) / std
-    weight, bias = torch.zeros(x.shape[1], classes, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
-    found = []
+    if near is None:
+        centre, bias = torch.zeros(x.shape[1], classes, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
+    else:
+        centre, bias = near.weight * std[:, None], near.bias + mean @ near.weight
+    weight, found = centre, []
     for penalty in penalties:
-        weight, bias = fitted(x, y, weight, bias, penalty)
+        weight, bias = fitted(x, y, weight, bias, centre, penalty)
         raw = weight / std[:, None]
-        found.append(Logistic(raw, bias - mean @ raw, penalty))
+        found.append(Logistic(raw, bias - mean @ raw, penalty, recalls=near is not None))
     return found
 
 
-def fitted(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+def fitted(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, centre: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Weight and bias with the least loss, from the given ones on; the penalty is on the way from `centre`."""
     weight, bias = (t.clone().requires_grad_() for t in (weight, bias))
     optimiser = torch.optim.LBFGS(
         [weight, bias], max_iter=ITERATIONS, history_size=20, tolerance_change=1e-7, line_search_fn="strong_wolfe"
@@ -56,7 +83,7 @@ def fitted(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, penalty: float) -
 
     def objective() -> Tensor:
         optimiser.zero_grad()
-        value = loss(x @ weight + bias, y) + penalty * weight.square().sum()
+        value = loss(x @ weight + bias, y) + penalty * (weight - centre).square().sum()
         value.backward()
         return value
 

@@ -2,7 +2,8 @@
 
 Fine-tuning then starts from a linear probe's accuracy, instead of from chance with a body that the first, large
 gradients of a zero head disturb. On Oxford Pets (ViT-Ti/16, five folds) the probe reaches 91.7 %; ridge regression,
-which has a closed form, only 89.2 %.
+which has a closed form, only 89.2 %. The head that came with the weights knows many of the breeds, by other names:
+held near it, the probe gains another 0.4 to 0.9 points (five other divisions of the training part; LOG.md).
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from ..config.train import Precision
 from ..data.loader import Batch, Loader
 from ..data.randomness import shuffled
 from ..models import Model
-from ..probing.logistic import logistic_probe
+from ..probing.logistic import Logistic, logistic_probe
 from .precision import autocast
 
 MOST = 10_000  # pictures: more would not make a better beginning, and take minutes from the training itself
@@ -25,11 +26,17 @@ BATCH_SIZE = 64
 
 
 def probe_head(
-    model: Model, train: Loader, val: Loader, seconds: float = float("inf"), precision: Precision = "fp32"
+    model: Model,
+    old: Logistic | None,
+    train: Loader,
+    val: Loader,
+    seconds: float = float("inf"),
+    precision: Precision = "fp32",
 ) -> tuple[str, float]:
     """Sets model.head to the probe with the least loss on `val`; returns a note, and the seconds one of these took.
 
     Args:
+        old: the head that came with the weights.
         seconds: after which no more features are computed; the probe then makes do with fewer pictures.
         precision: in which the features of `train` are computed.
     """
@@ -39,12 +46,13 @@ def probe_head(
     begin = time.monotonic()
     held_x, held_y = features(model, val, held, (1 - share) * seconds)  # as every evaluation does it
     pace = (time.monotonic() - begin) / len(held_y)
-    probe = logistic_probe(x, y, held_x, held_y, len(train.source.labels))
+    probe = logistic_probe(x, y, held_x, held_y, len(train.source.labels), old)
     head = cast(nn.Linear, model.head)
     with torch.no_grad():
         head.weight.copy_(probe.weight.T)
         head.bias.copy_(probe.bias)
-    return f"the head begins as a logistic probe of {len(y)} pictures (penalty {probe.penalty:g})", pace
+    near = ", near what the old head takes them for" if probe.recalls else ""
+    return f"the head begins as a logistic probe of {len(y)} pictures (penalty {probe.penalty:g}{near})", pace
 
 
 def features(

@@ -14,6 +14,7 @@ from ..data.statistics import channel_statistics
 from ..errors import ConfigError
 from ..models import Model, build
 from ..preprocess import Preprocess
+from ..probing.logistic import Logistic
 from .lora import add_lora
 from .optimisers import layer_of
 
@@ -30,6 +31,7 @@ class Start:
     config: Config  # with the model as it is built
     history: dict  # provenance of the weights it starts from
     new_head: bool
+    old_head: Logistic | None = None  # for other classes, where there was one
 
 
 def make_start(config: Config, parts: Parts) -> Start:
@@ -71,7 +73,7 @@ def from_weights(config: Config, parts: Parts) -> Start:
     assert config.init is not None
     checkpoint = read_checkpoint(config.init)
     labels = parts.train.labels
-    keeps_head = checkpoint.labels == labels
+    keeps_head, old_head = checkpoint.labels == labels, head_of(checkpoint)
     if not keeps_head:
         checkpoint = replace(checkpoint.adapted(num_classes=0), temperature=1.0)
         checkpoint = checkpoint.adapted(num_classes=len(labels))
@@ -82,7 +84,14 @@ def from_weights(config: Config, parts: Parts) -> Start:
         raise ConfigError(f"{config.init} takes {checkpoint.config.in_channels} channels, which pictures do not have.")
     history = {"init": config.init, "of": checkpoint.provenance}
     config = config.replace(model=checkpoint.config)
-    return Start(checkpoint.model().train(), checkpoint.preprocess, config, history, new_head=not keeps_head)
+    return Start(checkpoint.model().train(), checkpoint.preprocess, config, history, not keeps_head, old_head)
+
+
+def head_of(checkpoint: Checkpoint) -> Logistic | None:
+    tensors = checkpoint.tensors
+    if not checkpoint.config.num_classes or "head.bias" not in tensors:
+        return None
+    return Logistic(tensors["head.weight"].double().T, tensors["head.bias"].double())
 
 
 def regularised(checkpoint: Checkpoint, wanted: ModelConfig) -> Checkpoint:

@@ -73,7 +73,8 @@ class Trainer:
         if fresh and start.new_head and config.head == "probe":
             seconds = PROBE_SHARE * config.budget if config.budget else math.inf
             loader = Loader(parts.train, self.preprocess, workers=data.workers)
-            note, self.inference_seconds = probe_head(self.model, loader, self.val, seconds, config.precision)
+            how = start.old_head, loader, self.val, seconds, config.precision
+            note, self.inference_seconds = probe_head(self.model, *how)
             self.notes.append(note)
         learning(self.model.to(world.device))
         self.objective = make_objective(self.config, parts.train.targets, len(self.labels)).to(world.device)
@@ -171,12 +172,12 @@ class Trainer:
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         device = self.world.device
-        images = batch.images.to(device)
+        found = {"images": batch.images.to(device), "targets": batch.targets.to(device)}
+        if self.teacher is not None:  # which sees pictures whole, however small the student has them
+            with autocast(self.config.precision, device):
+                found["taught"] = self.teacher(found["images"]).float()
         if self.early and self.early_size:
-            images = F.interpolate(images, self.early_size, mode="bilinear", antialias=True)
-        found = {"images": images, "targets": batch.targets.to(device)}
-        if self.teacher is not None:
-            found["taught"] = self.teacher(found["images"])
+            found["images"] = F.interpolate(found["images"], self.early_size, mode="bilinear", antialias=True)
         return found
 
     def part_seed(self, part: int) -> int:
