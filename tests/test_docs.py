@@ -22,7 +22,9 @@ BLOCKS = [
 def test_examples_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_checkpoint("ViT-B_16.npz", checkpoint(activation="gelu_tanh"), "google")
-    write_checkpoint("vit-b16", checkpoint())
+    Path("runs").mkdir()
+    for name in ("vit-b16", "runs/photos"):
+        write_checkpoint(name, checkpoint())
     Image.new("RGB", (60, 40), "orange").save("cat.jpg")
     exec(compile(block, "example", "exec"), {})
 
