@@ -435,6 +435,20 @@ def test_a_probed_head_beats_zeros_from_the_first_step(teacher: Path, tmp_path: 
     assert found["probe"] < 0.6 * found["zero"]
 
 
+def test_a_head_for_the_same_pictures_by_other_names_recalls_the_old_one(tmp_path: Path) -> None:
+    """From three pictures a class, one with the wrong label: the head that came with the weights knows better."""
+    train(config(steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "base", parts=parts())
+    few, many, names = stripes(12), stripes(64), ["p", "q", "r", "s"]
+    wrong = np.where(np.arange(12) < 4, (few.targets + 1) % 4, few.targets)
+    named = ArraySource(few.images, names, wrong), ArraySource(many.images, names, many.targets)
+    run = config(init=str(tmp_path / "base"), head="probe", batch_size=4)
+    made = Trainer(run, Parts(*named), World(), fresh=True)
+    assert any("old head" in note for note in made.notes), made.notes
+    made.model.eval()
+    batch = next(iter(made.val.evaluation(64)))
+    assert (made.model(batch.images).argmax(1) == batch.targets).float().mean() > 0.9
+
+
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 @pytest.mark.parametrize("two_heads", [True, False])
 def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
