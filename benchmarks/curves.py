@@ -14,9 +14,9 @@ from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
 RUNS = {
     "cifar10_scratch_100m": ("100 minutes", "#0b3d91"),
     "cifar10_scratch_30m_seed0": ("30 minutes", "#0b62c4"),
-    "cifar10_scratch_30m_seed1": ("the same, another seed", "#4a8fdd"),
-    "cifar10_scratch_32px_30m_seed0": ("30 minutes, all at 32 pixels", "#6aa7e8"),
-    "cifar10_scratch_32px_30m_seed1": ("the same, another seed", "#a9cdf3"),
+    "cifar10_scratch_30m_seed1": ("the same, another seed", "#6aa7e8"),
+    "cifar10_scratch_32px_30m_seed0": ("30 minutes, all at 32 pixels", "#1a8a5a"),
+    "cifar10_scratch_32px_30m_seed1": ("the same, another seed", "#8cc9aa"),
     "six_convolutions_100m": ("six convolutions first, 100 minutes", "#c4540b"),
 }
 
