@@ -73,7 +73,8 @@ def from_weights(config: Config, parts: Parts) -> Start:
     assert config.init is not None
     checkpoint = read_checkpoint(config.init)
     labels = parts.train.labels
-    keeps_head, old_head = checkpoint.labels == labels, head_of(checkpoint)
+    keeps_head = checkpoint.labels == labels
+    old_head = None if keeps_head else head_of(checkpoint)
     if not keeps_head:
         checkpoint = replace(checkpoint.adapted(num_classes=0), temperature=1.0)
         checkpoint = checkpoint.adapted(num_classes=len(labels))

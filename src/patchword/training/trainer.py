@@ -73,8 +73,9 @@ class Trainer:
         if fresh and start.new_head and config.head == "probe":
             seconds = PROBE_SHARE * config.budget if config.budget else math.inf
             loader = Loader(parts.train, self.preprocess, workers=data.workers)
-            how = start.old_head, loader, self.val, seconds, config.precision
-            note, self.inference_seconds = probe_head(self.model, *how)
+            note, self.inference_seconds = probe_head(
+                self.model, start.old_head, loader, self.val, seconds, config.precision
+            )
             self.notes.append(note)
         learning(self.model.to(world.device))
         self.objective = make_objective(self.config, parts.train.targets, len(self.labels)).to(world.device)
