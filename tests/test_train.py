@@ -40,7 +40,7 @@ from patchword.training.optimisers import Muon, Sharpness, make_optimisers, newt
 from patchword.training.schedule import BudgetClock, rate
 from patchword.training.setup import freeze
 from patchword.training.trainer import Trainer
-from patchword.training.validation import ask
+from patchword.training.validation import Answers, ask
 from patchword.training.world import World
 
 TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=16, depth=2, num_heads=2, mlp_dim=32)
@@ -55,6 +55,11 @@ def stripes(count: int = 48, size: int = 8, channels: int = 1, classes: int = 4)
     for image, target in zip(images, targets, strict=True):
         image[:, target * width : (target + 1) * width] += 180
     return from_arrays(images, targets, labels=[f"stripe {i}" for i in range(classes)])
+
+
+def renamed(source: ArraySource) -> ArraySource:
+    """With other classes than weights that know stripes have a head for."""
+    return from_arrays(source.images, source.targets, labels=tuple("abcd"))
 
 
 def parts(**changes: Any) -> Parts:
@@ -382,6 +387,66 @@ def test_averages_leave_masks_alone(changes: dict[str, Any]) -> None:
         assert torch.equal(buffer, made.average.model.get_buffer(name)), name
 
 
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_share_of_the_start_stays_in_what_is_evaluated(teacher: Path, lora: int) -> None:
+    """The start is the probed head, too, which is in no file but the run's: a resumed run has it from its state."""
+    data = Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16)))
+    mixed = config(init=str(teacher), head="probe", ema=0.5, start_share=0.3, lora=lora, optim=OptimConfig(lr=1e-2))
+
+    def begun(fresh: bool, **changes: Any) -> Trainer:
+        return Trainer(mixed.replace(**changes), data, World(), fresh=fresh)
+
+    whole, plain = begun(True), begun(True, start_share=0.0)
+    start = {n: t.clone() for n, t in whole.model.state_dict().items()}
+    assert start["head.weight"].abs().sum() > 0
+    for made in (whole, plain):
+        made.begin()
+        losses(made, 3)
+    saved = whole.step, dict(whole.checkpoint(raw=False).tensors), {n: t.clone() for n, t in whole.state().items()}
+    again = begun(False)
+    again.restore(*saved)
+    again.begin()
+    for made in (whole, again, plain):
+        losses(made, 3)
+    for name, mixture in whole.evaluated.state_dict().items():
+        torch.testing.assert_close(mixture, 0.3 * start[name] + 0.7 * plain.evaluated.state_dict()[name])
+        assert torch.equal(mixture, again.evaluated.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("best", "told"), [(0.5, None), (0.0, "What was learnt has a loss"), (1.0, "What the run began with has a loss")]
+)
+def test_validation_decides_how_much_of_the_start_stays(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: float, told: str | None
+) -> None:
+    """All but the share that is to win are given a worse loss; what wins is what is published, and told of."""
+    data = Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
+    mixed = config(init=str(teacher), head="probe", start_share=0.5, evaluate_every=100.0, optim=OptimConfig(lr=1e-2))
+    seen: dict[float, torch.Tensor] = {}
+    asked, mixing = Answers.loss, Average.mixed
+
+    def watched(self: Average, share: float) -> nn.Module:
+        made = mixing(self, share)
+        seen.update({0.5: self.model.state_dict()["head.weight"].clone(), share: made.state_dict()["head.weight"]})
+        return made
+
+    order = iter([0.5, 0.0, 1.0])  # as they are asked
+    monkeypatch.setattr(Average, "mixed", watched)
+    monkeypatch.setattr(Answers, "loss", lambda self: asked(self) + 100 * (next(order) != best))
+    outcome = train(mixed, tmp_path / "run", parts=data)
+    assert outcome is not None
+    shipped = read_checkpoint(tmp_path / "run").tensors["head.weight"]
+    assert torch.equal(shipped, seen[best]) and not torch.equal(seen[0.0], seen[1.0])
+    torch.testing.assert_close(seen[0.5], (seen[0.0] + seen[1.0]) / 2)
+    assert [n for n in outcome.notes if "start_share" in n] == [n for n in outcome.notes if told and n.startswith(told)]
+    assert any("start_share" in n for n in outcome.notes) == (told is not None)
+
+
+def test_a_share_of_the_start_needs_weights_to_start_from() -> None:
+    with pytest.raises(ConfigError, match="start_share .* needs init"):
+        config(start_share=0.3)
+
+
 def test_answers_that_are_no_numbers_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(self: Average, model: nn.Module, step: int) -> None:
         next(self.model.parameters()).fill_(math.nan)
@@ -578,6 +643,7 @@ def test_overrides() -> None:
     assert base.freeze == overridden(base, {"epochs": 1}).freeze == ("first-third",)
     for change in ({"model": "S/16"}, {"init": "none"}, {"lora": 8}):
         assert overridden(base, change).freeze == (), "new weights must learn"
+        assert overridden(base, change).start_share == (0.5 if "lora" in change else 0.0)
     assert overridden(base, {"init": "none", "freeze": "stem"}).freeze == ("stem",)
     for order in (("model.embed_dim", "model.num_heads"), ("model.num_heads", "model.embed_dim")):
         wide = overridden(

@@ -60,6 +60,8 @@ def _implied(changes: dict[str, Any]) -> dict[str, Any]:
     from_nothing = "model" in changes or ("init" in changes and _meant("init", changes["init"]) is None)
     if from_nothing or changes.get("lora"):  # random weights must not stay; LoRA says itself what does
         given["freeze"] = ()
+    if from_nothing:
+        given["start_share"] = 0.0
     if "model" not in changes:
         return given
     if _meant("init", changes.get("init")) is not None:

@@ -143,6 +143,7 @@ class Config(JsonConfig):
     precision: Precision = "auto"
     threads: int | None = None  # cores for the model's arithmetic; None: all. Results depend on it in the last bits
     ema: float = 0.0  # decay of the running average of the weights, which is then evaluated; 0: none
+    start_share: float = 0.0  # of the weights that the run began with, in those that are evaluated; the rest is learnt
 
     label_smoothing: float = 0.0
     class_weights: bool = False  # rare classes count more in the loss
@@ -170,6 +171,11 @@ class Config(JsonConfig):
         self.require(0 < self.early_scale <= 1, "early_scale must be above 0 and at most 1.")
         self.require(0 <= self.early_part <= 1, "early_part must be between 0 and 1.")
         self.require(0 <= self.ema < 1, "ema must be at least 0 and below 1.")
+        self.require(0 <= self.start_share < 1, "start_share must be at least 0 and below 1.")
+        self.require(
+            self.init is not None or self.start_share == 0,
+            "start_share keeps a part of weights that were learnt, so it needs init; set it to 0 for a new model.",
+        )
         self.require(0 <= self.label_smoothing < 1, "label_smoothing must be at least 0 and below 1.")
         self.require(self.evaluate_every > 0, "evaluate_every must be above 0.")
         self.require(self.save_every >= 0 and self.keep >= 1, "save_every must not be negative, and keep at least 1.")

@@ -1,4 +1,5 @@
-"""Any folder of pictures (or other data), from ImageNet weights: the head learnt first, then the upper two thirds.
+"""Any folder of pictures (or other data), from ImageNet weights: the head learnt first, then the upper two thirds;
+half of the way from the former weights to the learnt ones is what is kept, unless validation likes an end better.
 
 Command: patchword train finetune --data.source photos --budget 10m  (or simply: patchword train photos --budget 10m)
 """
@@ -11,11 +12,12 @@ config = Config(
     head="probe",
     freeze=("first-third",),
     augment=AugmentConfig(crop="resized", scale=(0.35, 1.0), flip=0.5, operations=2),
-    optim=OptimConfig(lr=3e-4, weight_decay=0.05, layer_decay=0.75),
+    optim=OptimConfig(lr=1e-3, weight_decay=0.05, layer_decay=0.75),
     schedule=ScheduleConfig(warmup=0.1),
     batch_size=32,
     epochs=10,
     early_scale=0.7,
     early_part=0.6,
     ema=0.99,
+    start_share=0.5,
 )

@@ -7,10 +7,16 @@ from torch import nn
 
 
 class Average:
-    """`model` is what is evaluated; early on the average is short, so that it forgets the initial weights."""
+    """`model` is what is evaluated; early on the average is short, so that it forgets the initial weights.
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model, self.decay = copy.deepcopy(model).requires_grad_(False).eval(), decay
+    All but a share of them, if that is wanted: half way between weights that have seen much and what a few thousand
+    pictures make of them is often better than either end.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, start_share: float = 0.0) -> None:
+        self.model, self.decay, self.start_share = copy.deepcopy(model).requires_grad_(False).eval(), decay, start_share
+        weights = self.model.state_dict() if start_share else {}
+        self.start = {name: t.clone() for name, t in weights.items() if t.is_floating_point()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
@@ -18,6 +24,18 @@ class Average:
         weight = 1 - min(self.decay, (1 + step) / (10 + step))
         averages, values = self.model.state_dict(), model.state_dict()
         moving = [name for name, average in averages.items() if average.is_floating_point()]
-        torch._foreach_lerp_([averages[name] for name in moving], [values[name] for name in moving], weight)
+        towards = [values[name] for name in moving]
+        if self.start_share:  # an average of mixtures is the mixture of the average
+            towards = list(torch._foreach_lerp(towards, [self.start[n] for n in moving], self.start_share))
+        torch._foreach_lerp_([averages[name] for name in moving], towards, weight)
         for name in averages.keys() - set(moving):
             averages[name].copy_(values[name])
+
+    @torch.no_grad()
+    def mixed(self, start_share: float) -> nn.Module:
+        """What `model` would be with another share of the start."""
+        further = (start_share - self.start_share) / (1 - self.start_share)
+        made = copy.deepcopy(self.model)
+        weights = made.state_dict()
+        torch._foreach_lerp_([weights[name] for name in self.start], list(self.start.values()), further)
+        return made

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from ..config import Config
 from ..data.ahead import thread_limit
@@ -38,12 +39,13 @@ from .schedule import BudgetClock, Clock, StepClock
 from .signals import Stop
 from .state import Snapshot, Store
 from .trainer import NotANumber, Trainer
-from .validation import ask
+from .validation import Answers, ask
 from .watch import Briefing, Outcome, Watcher
 from .world import World
 
 EVALUATION_SHARE = 0.1  # of a budget goes to evaluations before the last
 MOST_EVALUATIONS = 200  # of a run; with few pictures an epoch is over in no time
+ENDS = {0.0: "What was learnt", 1.0: "What the run began with"}  # all that is evaluated, by the share of the start
 EARLY, EVERY = 10, 10  # steps that get a row: the first ones, and every tenth
 
 
@@ -201,11 +203,12 @@ class Run:
                 raise Stopped(told, stop.signal or signal.SIGTERM)
 
     def learn_pace(self, seconds: float) -> None:
-        """Keeps back as much of a budget as the end will take: two evaluations, saving and the report."""
+        """Keeps back as much of a budget as the end will take: the last evaluations, saving and the report."""
         if not isinstance(self.clock, BudgetClock):
             return
         self.clock.made(seconds)
-        held_out = len(self.trainer.val.source) + len((self.trainer.test or self.trainer.val).source)
+        rounds = 1 + len(ENDS) if self.config.start_share else 1  # over the validation part
+        held_out = rounds * len(self.trainer.val.source) + len((self.trainer.test or self.trainer.val).source)
         pace = self.pace_of_evaluation(seconds)
         self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.5 * self.saving + 1.0)
         if self.trainer.step == 1 and self.clock.over(1):
@@ -263,7 +266,7 @@ class Run:
 
     def evaluate(self, last: bool) -> None:
         start = time.monotonic()
-        answers = ask(self.trainer.evaluated, self.trainer.val, flip=self.config.flip_test, world=self.world)
+        answers = self.asked(self.trainer.evaluated)
         if not np.isfinite(answers.logits).all():
             raise TrainingError(
                 f"After step {self.trainer.step} the answers on validation are not all numbers, though the loss was "
@@ -272,6 +275,8 @@ class Run:
         took = time.monotonic() - start
         self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
         self.evaluation_seconds = took / len(self.trainer.val.source)
+        if last and self.config.start_share:
+            answers = self.choose_share(answers)
         row = {"kind": "val", **self.place(), **answers.figures(), **self.timing()}
         better = self.best is None or merit(row) > merit(self.best)
         self.note(row)
@@ -280,6 +285,24 @@ class Run:
             self.best["temperature"] = round(answers.temperature(), 4)
         if better or last or self.save_due():
             self.save()
+
+    def asked(self, model: nn.Module) -> Answers:
+        return ask(model, self.trainer.val, flip=self.config.flip_test, world=self.world)
+
+    def choose_share(self, answers: Answers) -> Answers:
+        """Where pictures are unlike all that the weights have seen before, half way is worse than either end."""
+        average, usual = self.trainer.average, self.config.start_share
+        assert average is not None
+        found = {usual: answers} | {share: self.asked(average.mixed(share)) for share in ENDS}
+        losses = {share: each.loss() for share, each in found.items()}
+        share = min(losses, key=losses.__getitem__)
+        if share != usual:
+            average.model = average.mixed(share)
+            self.tell(
+                f"{ENDS[share]} has a loss of {losses[share]:.4f} on validation, the mixture of both (start_share "
+                f"{usual:g}) {losses[usual]:.4f}: the former is kept."
+            )
+        return found[share]
 
     def save_due(self) -> bool:
         """By time: as configured, and twenty times in a budget, which a kill would else use up, if saving is quick."""

@@ -88,7 +88,8 @@ class Trainer:
         self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim, self.config.precision)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.sharpness = Sharpness(self.parameters, config.optim.sam) if config.optim.sam else None
-        self.average = Average(self.model, config.ema) if config.ema else None
+        averaged = config.ema or config.start_share
+        self.average = Average(self.model, config.ema, config.start_share) if averaged else None
         self.early, self.early_size = False, early_size(self.config)
         self.step, self.batches = 0, self.loader.training(())
 
@@ -233,6 +234,8 @@ class Trainer:
             tensors |= {f"weights.{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None and self.config.lora:
             tensors |= {f"average.{n}": t for n, t in self.average.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"start.{n}": t for n, t in self.average.start.items()}
         return tensors
 
     def slots(self) -> Iterator[tuple[str, str, Tensor]]:
@@ -252,6 +255,8 @@ class Trainer:
         self.model.load_state_dict(under("weights.") or model)
         if self.average is not None:
             self.average.model.load_state_dict(under("average.") or model)
+            for name, value in under("start.").items():  # a head that was probed is not in `init`
+                self.average.start[name].copy_(value)
         owners = {p: o for o in self.optimisers for g in o.param_groups for p in g["params"]}
         parameters = dict(self.model.named_parameters())
         for name, value in under("optim.").items():
