@@ -129,7 +129,7 @@ def test_a_file_of_the_users_is_not_the_library(tmp_path: Path, monkeypatch: pyt
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "onnx", dataclasses.replace(ENGINES["onnx"], needs=("no_such_thing",)))
-    assert "pip install 'patchword[export]'" in trial.try_engine("onnx").why
+    assert "pip install -c constraints.txt '.[export]'" in trial.try_engine("onnx").why
     with pytest.raises(ConfigError, match="no_such_thing"):
         open_engine("onnx", checkpoint_of(TINY))
 

@@ -14,7 +14,7 @@ import patchword as pw
 from patchword.classifier import Encoder
 from patchword.data.open import find
 from patchword.errors import ConfigError, DataError
-from patchword.probing import probe
+from patchword.probing import logistic, probe
 from patchword.probing.features import features, kept_at, reading
 from patchword.probing.logistic import PENALTIES, Logistic, logistic_probe, recalled, refitted
 from patchword.probing.neighbours import neighbour_accuracies, votes
@@ -99,6 +99,20 @@ def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
     )
     kept = logistic_probe(x, y, held, held_y, 5, ignorant)
     assert not kept.recalls and torch.equal(kept.weight, plain.weight), "one that knows nothing is not recalled"
+
+
+def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y), (held, held_y) = clouds(60, 16), clouds(200, 16, seed=1)
+    x, held = (t + 3 * torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for t in (x, held))
+    penalties: list[float] = []
+    fit = logistic.fitted
+    monkeypatch.setattr(logistic, "fitted", lambda *given: (penalties.append(given[-1]), fit(*given))[1])
+    found = logistic_probe(x, y, held, held_y, 5)
+    assert penalties == list(PENALTIES[: PENALTIES.index(found.penalty) + 2]) and len(penalties) < len(PENALTIES)
+    for old in (None, Logistic(torch.eye(16, 8).double(), torch.zeros(8).double())):
+        penalties.clear()
+        hasty = logistic_probe(x, y, held, held_y, 5, old, seconds=0.0)
+        assert penalties == [PENALTIES[0]] and hasty.recalls == (old is not None)
 
 
 def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None:

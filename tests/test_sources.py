@@ -146,7 +146,7 @@ for reference in sys.argv[1:]:
     references = [str(tmp_path / "x.parquet"), str(tmp_path / "saved"), "hf-datasets:owner/name"]
     run = subprocess.run([sys.executable, "-c", code, *references], capture_output=True, text=True, check=True)
     lines = run.stdout.splitlines()
-    assert len(lines) == 3 and all("pip install 'patchword[data]'" in line for line in lines)
+    assert len(lines) == 3 and all("pip install -c constraints.txt '.[data]'" in line for line in lines)
     assert "pyarrow" in lines[0] and "datasets" in lines[1]
 
 

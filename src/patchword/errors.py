@@ -56,3 +56,8 @@ class Stopped(Exception):
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
+
+
+def how_to_install(extra: str) -> str:
+    """What a plain install leaves out; no package index has patchword, so it comes from a clone."""
+    return f"in a clone of patchword, pip install -c constraints.txt '.[{extra}]'"

@@ -5,7 +5,7 @@ import socket
 
 from tyro.conf import OmitArgPrefixes
 
-from ..errors import ConfigError
+from ..errors import ConfigError, how_to_install
 from .reading import NOTHING, EngineName, ModelReference, Reading, title_of
 
 TOKEN = "PATCHWORD_TOKEN"
@@ -38,7 +38,7 @@ def serve(
         from ..serve.limits import Limits
         from ..serve.run import run
     except ModuleNotFoundError as error:
-        raise ConfigError(f"Serving needs {error.name}: pip install 'patchword[serve]'.") from None
+        raise ConfigError(f"Serving needs {error.name}: {how_to_install('serve')}.") from None
     except (ImportError, ValueError):  # no fork server: Windows
         raise ConfigError("Serving needs Linux or macOS: the model runs in a process that is forked.") from None
     token = os.environ.get(TOKEN)

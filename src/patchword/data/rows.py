@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from ..errors import ConfigError, DataError, ImageError
+from ..errors import ConfigError, DataError, ImageError, how_to_install
 from .images import Mode, load_image
 from .labels import label_words, labelled, listed
 from .sources import Source, decode
@@ -140,4 +140,4 @@ def _named(words: tuple[str, ...], names: tuple[str, ...], where: str) -> tuple[
 
 def missing_package(name: str, purpose: str) -> ConfigError:
     """What to raise where an optional package cannot be imported."""
-    return ConfigError(f"{purpose} needs the package {name}: pip install 'patchword[data]'")
+    return ConfigError(f"{purpose} needs the package {name}: {how_to_install('data')}")

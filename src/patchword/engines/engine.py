@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints import Checkpoint
-from ..errors import ConfigError
+from ..errors import ConfigError, how_to_install
 from ..models import Model
 from ..models.lean import lean, merging
 from .files import digest, keep_file, read_file
@@ -29,7 +29,7 @@ class Kind:
     open: Callable[[Checkpoint, Merged], Engine] | None = None  # patches to merge in each block
     make: Callable[[Checkpoint, Tensor, Merged], bytes] | None = None  # pictures to calibrate with
     start: Callable[[bytes], Engine] | None = None  # from what was made
-    needs: tuple[str, ...] = ()  # packages, all of them in patchword[export]
+    needs: tuple[str, ...] = ()  # packages, all of them in the extra "export"
     exact: bool = True  # in fp32: answers differ from torch's by rounding only
 
     @property
@@ -68,7 +68,7 @@ def prepare(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None
         raise ConfigError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}, and auto.")
     kind = ENGINES[name]
     if kind.missing:
-        raise ConfigError(f"The engine {name} needs {', '.join(kind.missing)}: pip install 'patchword[export]'.")
+        raise ConfigError(f"The engine {name} needs {', '.join(kind.missing)}: {how_to_install('export')}.")
     if kind.make is None:
         return Prepared(name)
     if kind.exact:  # nothing is measured: the file is the same for all pictures

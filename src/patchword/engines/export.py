@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..checkpoints import Checkpoint
-from ..errors import ConfigError, ExportError, PatchwordError
+from ..errors import ConfigError, ExportError, PatchwordError, how_to_install
 from .agreement import sample_pictures
 from .engine import ENGINES, Engine, first_line
 from .packed import Packed, example_of
@@ -49,7 +49,7 @@ def check_format(out: Path, wanted: Wanted) -> str:
     if kind == "openvino" and wanted.int8 and wanted.whole:
         raise ConfigError("An .xml in int8 takes pictures that are resized already: leave out --whole, or write .onnx.")
     if kind != "torch.export" and (missing := ENGINES[f"{kind}-int8" if wanted.int8 else kind].missing):
-        raise ConfigError(f"An export to {out.suffix} needs {', '.join(missing)}: pip install 'patchword[export]'.")
+        raise ConfigError(f"An export to {out.suffix} needs {', '.join(missing)}: {how_to_install('export')}.")
     return kind
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from ..errors import how_to_install
 from .engine import ENGINES, Engine
 from .files import made_by
 from .kept import keep, recall
@@ -72,7 +73,7 @@ def key(name: str) -> str:
 def try_engine(name: str, child: str = CHILD) -> Verdict:
     """Runs the trial. Only what will be the same again is kept beyond this process: success, and death by a signal."""
     if missing := ENGINES[name].missing:
-        return Verdict(name, False, f"needs {', '.join(missing)}: pip install 'patchword[export]'")
+        return Verdict(name, False, f"needs {', '.join(missing)}: {how_to_install('export')}")
     # -P: modules in the current folder are not the libraries.
     command = [sys.executable, "-P", "-c", child, name]
     try:

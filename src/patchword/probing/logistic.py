@@ -1,6 +1,8 @@
 """Logistic regression on features, its penalty chosen on pictures held out."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,17 +28,32 @@ class Logistic:
 
 
 def logistic_probe(
-    x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor, classes: int, old: Logistic | None = None
+    x: Tensor,
+    y: Tensor,
+    held_x: Tensor,
+    held_y: Tensor,
+    classes: int,
+    old: Logistic | None = None,
+    seconds: float = math.inf,
 ) -> Logistic:
     """The one with the least loss on the pictures held out. Targets are classes, or rows of zeros and ones.
 
     Args:
         old: a head for other classes that reads the same features. Those held near what it knows are tried as well.
+        seconds: after which no other is fitted. With a thousand classes one may take minutes.
     """
-    found = path(x, y, classes, PENALTIES)
-    if old is not None and y.ndim == 1:
-        found += path(x, y, classes, PENALTIES, recalled(x, y, classes, old))
-    return min(found, key=lambda each: float(loss(each.scores(held_x), held_y)))
+    deadline = time.monotonic() + seconds
+    centres = [recalled(x, y, classes, old)] if old is not None and y.ndim == 1 else []
+    found: list[tuple[float, Logistic]] = []
+    for near in (*centres, None):
+        lowest = math.inf
+        for each in path(x, y, classes, PENALTIES, near) if not found or time.monotonic() < deadline else ():
+            held = float(loss(each.scores(held_x), held_y))
+            found.append((held, each))
+            if held > lowest or time.monotonic() > deadline:  # once it rises along the path, it goes on rising
+                break
+            lowest = held
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 def recalled(x: Tensor, y: Tensor, classes: int, old: Logistic) -> Logistic:
@@ -56,7 +73,7 @@ def refitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Logistic:
 
 def path(
     x: Tensor, y: Tensor, classes: int, penalties: Sequence[float], near: Logistic | None = None
-) -> list[Logistic]:
+) -> Iterator[Logistic]:
     """A solution for each penalty on what lies away from `near`, or else from zero: from the strongest on, each
     starting where the one before has ended."""
     x = x.double()
@@ -66,12 +83,11 @@ def path(
         centre, bias = torch.zeros(x.shape[1], classes, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
     else:
         centre, bias = near.weight * std[:, None], near.bias + mean @ near.weight
-    weight, found = centre, []
+    weight = centre
     for penalty in penalties:
         weight, bias = fitted(x, y, weight, bias, centre, penalty)
         raw = weight / std[:, None]
-        found.append(Logistic(raw, bias - mean @ raw, penalty, recalls=near is not None))
-    return found
+        yield Logistic(raw, bias - mean @ raw, penalty, recalls=near is not None)
 
 
 def fitted(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, centre: Tensor, penalty: float) -> tuple[Tensor, Tensor]:

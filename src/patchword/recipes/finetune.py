@@ -2,6 +2,7 @@
 half of the way from the former weights to the learnt ones is what is kept, unless validation likes an end better.
 
 Command: patchword train finetune --data.source photos --budget 10m  (or simply: patchword train photos --budget 10m)
+Machine: 2 cores (AMD EPYC, AVX-512, bf16), Oxford Pets in 10 minutes: 92.7 and 92.1 % on test (results/pets_finetune*).
 """
 
 from patchword.config import AugmentConfig, Config, OptimConfig, ScheduleConfig

@@ -37,16 +37,19 @@ def probe_head(
 
     Args:
         old: the head that came with the weights.
-        seconds: after which no more features are computed; the probe then makes do with fewer pictures.
+        seconds: after which no more features are computed (the probe then makes do with fewer pictures), and no more
+            probes are fitted than one.
         precision: in which the features of `train` are computed.
     """
+    started = time.monotonic()
     order, held = (shuffled(0, 0, len(loader.source))[:MOST] for loader in (train, val))
     share = len(order) / (len(order) + len(held))
     x, y = features(model, train, order, share * seconds, precision)
     begin = time.monotonic()
     held_x, held_y = features(model, val, held, (1 - share) * seconds)  # as every evaluation does it
     pace = (time.monotonic() - begin) / len(held_y)
-    probe = logistic_probe(x, y, held_x, held_y, len(train.source.labels), old)
+    left = seconds - (time.monotonic() - started)
+    probe = logistic_probe(x, y, held_x, held_y, len(train.source.labels), old, left)
     head = cast(nn.Linear, model.head)
     with torch.no_grad():
         head.weight.copy_(probe.weight.T)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, how_to_install
 from .watch import Briefing, Outcome, Watcher
 
 
@@ -112,7 +112,7 @@ def needed(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
-            f"log: {package} is not installed. pip install {package}, or pip install 'patchword[log]'."
+            f"log: {package} is not installed. pip install {package}, or {how_to_install('log')}."
         ) from None
 
 
