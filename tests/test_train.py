@@ -1,9 +1,12 @@
 """Training: every recipe makes a step, every option does what it says, and a run leaves what it promises."""
 
+import contextlib
 import json
 import math
+import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +32,10 @@ from patchword.config import (
 from patchword.data.imagenet import imagenet_classes
 from patchword.data.sources import ArraySource, Parts, from_arrays
 from patchword.engines.probe import probe
-from patchword.errors import CheckpointError, ConfigError, DataError, TrainingError
+from patchword.errors import CheckpointError, ConfigError, DataError, Stopped, TrainingError
 from patchword.overrides import overridden, seconds
 from patchword.recipes import RECIPES, load_recipe
-from patchword.training import train
+from patchword.training import loop, resume, train
 from patchword.training.averaging import Average
 from patchword.training.lora import add_lora, merged_state
 from patchword.training.objective import class_weights, label_order, make_objective
@@ -41,6 +44,7 @@ from patchword.training.schedule import BudgetClock, rate
 from patchword.training.setup import freeze
 from patchword.training.trainer import Trainer
 from patchword.training.validation import Answers, ask
+from patchword.training.watch import Watcher
 from patchword.training.world import World
 
 TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=16, depth=2, num_heads=2, mlp_dim=32)
@@ -416,30 +420,73 @@ def test_a_share_of_the_start_stays_in_what_is_evaluated(teacher: Path, lora: in
 @pytest.mark.parametrize(
     ("best", "told"), [(0.5, None), (0.0, "What was learnt has a loss"), (1.0, "What the run began with has a loss")]
 )
+@pytest.mark.parametrize("earlier", [False, True])
 def test_validation_decides_how_much_of_the_start_stays(
-    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: float, told: str | None
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: float, told: str | None, earlier: bool
 ) -> None:
-    """All but the share that is to win are given a worse loss; what wins is what is published, and told of."""
+    """All but the share that is to win are given a worse loss; what wins is what is published, and told of. `earlier`:
+    steps before the last are given a better accuracy, so that one of them is published, and nothing is told."""
     data = Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
-    mixed = config(init=str(teacher), head="probe", start_share=0.5, evaluate_every=100.0, optim=OptimConfig(lr=1e-2))
+    mixed = config(init=str(teacher), head="probe", start_share=0.5, optim=OptimConfig(lr=1e-2), steps=6)
+    answers: list[Answers] = []
     seen: dict[float, torch.Tensor] = {}
-    asked, mixing = Answers.loss, Average.mixed
+    ask_really, figure = loop.ask, Answers.figures
 
-    def watched(self: Average, share: float) -> nn.Module:
-        made = mixing(self, share)
-        seen.update({0.5: self.model.state_dict()["head.weight"].clone(), share: made.state_dict()["head.weight"]})
-        return made
+    def watched(model: nn.Module, *rest: Any, **more: Any) -> Answers:
+        answers.append(ask_really(model, *rest, **more))
+        if len(answers) > 1:  # the evaluation of the third step comes first
+            seen[(0.5, 0.0, 1.0)[len(answers) - 2]] = model.state_dict()["head.weight"].clone()
+        return answers[-1]
 
-    order = iter([0.5, 0.0, 1.0])  # as they are asked
-    monkeypatch.setattr(Average, "mixed", watched)
-    monkeypatch.setattr(Answers, "loss", lambda self: asked(self) + 100 * (next(order) != best))
+    def spoilt(self: Answers) -> dict[str, float | int]:
+        place = next((i for i, each in enumerate(answers) if each is self), None)
+        if place is None:  # the test part
+            return figure(self)
+        share = (0.5, 0.5, 0.0, 1.0)[place]
+        return {**figure(self), "top1": float(earlier) if place == 0 else 0.5, "nll": 1.0 + (share != best)}
+
+    monkeypatch.setattr(loop, "ask", watched)
+    monkeypatch.setattr(Answers, "figures", spoilt)
     outcome = train(mixed, tmp_path / "run", parts=data)
-    assert outcome is not None
-    shipped = read_checkpoint(tmp_path / "run").tensors["head.weight"]
-    assert torch.equal(shipped, seen[best]) and not torch.equal(seen[0.0], seen[1.0])
+    assert outcome is not None and len(answers) == 4
     torch.testing.assert_close(seen[0.5], (seen[0.0] + seen[1.0]) / 2)
-    assert [n for n in outcome.notes if "start_share" in n] == [n for n in outcome.notes if told and n.startswith(told)]
-    assert any("start_share" in n for n in outcome.notes) == (told is not None)
+    assert not torch.equal(seen[0.0], seen[1.0])
+    notes = [n for n in outcome.notes if "start_share" in n]
+    shipped = read_checkpoint(tmp_path / "run").tensors["head.weight"]
+    if earlier:
+        assert outcome.best_step == 3 and not notes and not any(torch.equal(shipped, each) for each in seen.values())
+    else:
+        assert outcome.best_step == 6 and torch.equal(shipped, seen[best])
+        assert len(notes) == (told is not None) and all(told and n.startswith(told) for n in notes)
+
+
+def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe is learnt before the first step only, yet the report of a resumed run tells of it, and of all steps."""
+    stop = types.SimpleNamespace(signal=None)  # test_resume.py has real signals
+
+    class Stopper(Watcher):
+        def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+            if row["step"] == 3:
+                stop.signal = signal.SIGTERM
+
+    data = Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
+    begun = config(init=str(teacher), head="probe", steps=12)
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(loop, "Stop", lambda: contextlib.nullcontext(stop))
+        train(begun, tmp_path / "run", parts=data, watchers=(Stopper(),))
+    outcome = resume(tmp_path / "run", parts=data)
+    assert outcome is not None and sum("logistic probe" in note for note in outcome.notes) == 1
+    text = outcome.report.read_text()
+    assert "logistic probe" in text and "4 epochs, 12 steps" in text
+
+
+def test_what_is_assumed_of_weights_is_told(tmp_path: Path) -> None:
+    model = pw.build(pw.ViTConfig(image_size=(32, 32), patch_size=(16, 16), embed_dim=192, depth=1, num_heads=3))
+    write_checkpoint(tmp_path / "model.safetensors", Checkpoint(model.config, model.state_dict(), None), "timm")
+    made = Trainer(
+        config(init=str(tmp_path / "model.safetensors"), model=ViTConfig()), parts(channels=3), World(), fresh=True
+    )
+    assert any("does not say how images are prepared" in note for note in made.notes)
 
 
 def test_a_share_of_the_start_needs_weights_to_start_from() -> None:
@@ -675,7 +722,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     run = config(log=("tensorboard",))
     train(run, tmp_path / "run", parts=parts(), watchers=make_loggers(run))
     assert list((tmp_path / "run/tensorboard").glob("events.*"))
-    with pytest.raises(ConfigError, match=r"patchword\[log\]"):
+    with pytest.raises(ConfigError, match=r"\.\[log\]"):
         make_loggers(config(log=("mlflow", "wandb")))
 
 

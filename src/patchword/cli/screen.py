@@ -91,7 +91,8 @@ def print_probe(found: "Probed") -> None:
     if found.part == "validation":
         say("note: there is no test part, and the same pictures chose the penalty of the logistic regression.")
     if found.left_out:
-        say(f"left out: {', '.join(map(str, found.left_out))} shots, more than the smallest class has pictures")
+        shots = ", ".join(map(str, found.left_out))
+        say(f"left out: {shots} shots, more than the smallest class has pictures to learn from")
 
 
 MOST_TOLD = 100  # reasons on the screen; --json and --csv have them all

@@ -65,8 +65,9 @@ def summary(report: Report) -> str:
         rows.append(("Parameters", count(report.parameters)))
     rows.append(("Started from", name(str(settings["init"])) if settings.get("init") else "random weights"))
     rows.append(("Data", data_words(report)))
-    if train:
-        length = f"{number(train[-1].get('epoch')) or 0:.3g} epochs, {count(int(train[-1].get('step') or 0))} steps"
+    if train:  # every tenth step has a row; the last step of a run has one of validation
+        last = max((train[-1], *report.rows("val")), key=lambda row: number(row.get("step")) or 0)
+        length = f"{number(last.get('epoch')) or 0:.3g} epochs, {count(int(last.get('step') or 0))} steps"
         rows.append(("Length", f"{length} of {plural(settings.get('batch_size', 0), 'picture')}"))
     optim = settings.get("optim") or {}
     if optim:

@@ -37,8 +37,8 @@ def probe_head(
 
     Args:
         old: the head that came with the weights.
-        seconds: after which no more features are computed (the probe then makes do with fewer pictures), and no more
-            probes are fitted than one.
+        seconds: after which no more features are computed; the probe then makes do with fewer pictures. Fitting has
+            what is left of them, and a quarter of them at least.
         precision: in which the features of `train` are computed.
     """
     started = time.monotonic()
@@ -48,7 +48,7 @@ def probe_head(
     begin = time.monotonic()
     held_x, held_y = features(model, val, held, (1 - share) * seconds)  # as every evaluation does it
     pace = (time.monotonic() - begin) / len(held_y)
-    left = seconds - (time.monotonic() - started)
+    left = max(seconds - (time.monotonic() - started), seconds / 4)
     probe = logistic_probe(x, y, held_x, held_y, len(train.source.labels), old, left)
     head = cast(nn.Linear, model.head)
     with torch.no_grad():

@@ -126,7 +126,7 @@ class Run:
             self.trainer.restore(snapshot.step, model, snapshot.tensors)
             self.best, self.length, self.begun = snapshot.best, snapshot.metrics_bytes, snapshot.notes.get("begun")
             self.spent = max(self.spent, snapshot.seconds)
-            self.notes += complaints
+            self.notes = [*snapshot.notes.get("told", self.notes), *complaints]
         self.resumed_at = self.trainer.step
         self.clock = self.make_clock()
         self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.flip_test else 1)
@@ -275,34 +275,38 @@ class Run:
         took = time.monotonic() - start
         self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
         self.evaluation_seconds = took / len(self.trainer.val.source)
+        told = None
         if last and self.config.start_share:
-            answers = self.choose_share(answers)
+            answers, told = self.choose_share(answers)
         row = {"kind": "val", **self.place(), **answers.figures(), **self.timing()}
         better = self.best is None or merit(row) > merit(self.best)
         self.note(row)
         if better:
             self.best = {name: value for name, value in row.items() if name != "seconds"}
             self.best["temperature"] = round(answers.temperature(), 4)
+            if told:  # if not, the mixture of an earlier step is kept
+                self.tell(told)
         if better or last or self.save_due():
             self.save()
 
     def asked(self, model: nn.Module) -> Answers:
         return ask(model, self.trainer.val, flip=self.config.flip_test, world=self.world)
 
-    def choose_share(self, answers: Answers) -> Answers:
-        """Where pictures are unlike all that the weights have seen before, half way is worse than either end."""
+    def choose_share(self, answers: Answers) -> tuple[Answers, str | None]:
+        """Where pictures are unlike all that the weights have seen before, half way is worse than either end: the best
+        of the three stands for the last step, and a note where that is not the mixture."""
         average, usual = self.trainer.average, self.config.start_share
         assert average is not None
         found = {usual: answers} | {share: self.asked(average.mixed(share)) for share in ENDS}
-        losses = {share: each.loss() for share, each in found.items()}
+        losses = {share: each.figures()["nll"] for share, each in found.items()}
         share = min(losses, key=losses.__getitem__)
-        if share != usual:
-            average.model = average.mixed(share)
-            self.tell(
-                f"{ENDS[share]} has a loss of {losses[share]:.4f} on validation, the mixture of both (start_share "
-                f"{usual:g}) {losses[usual]:.4f}: the former is kept."
-            )
-        return found[share]
+        if share == usual:
+            return answers, None
+        average.model = average.mixed(share)
+        return found[share], (
+            f"{ENDS[share]} has a loss of {losses[share]:.4f} on validation, the mixture of both (start_share "
+            f"{usual:g}) {losses[usual]:.4f}: the former is kept."
+        )
 
     def save_due(self) -> bool:
         """By time: as configured, and twenty times in a budget, which a kill would else use up, if saving is quick."""
@@ -315,7 +319,9 @@ class Run:
         start = time.monotonic()
         if self.world.first:
             length = self.metrics.sync()
-            notes = {"begun": self.clock.begun} if isinstance(self.clock, BudgetClock) else {}
+            notes: dict[str, Any] = {"told": self.notes}
+            if isinstance(self.clock, BudgetClock):
+                notes["begun"] = self.clock.begun
             snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state(), notes)
             self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
         self.world.barrier()

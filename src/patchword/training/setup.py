@@ -32,6 +32,7 @@ class Start:
     history: dict  # provenance of the weights it starts from
     new_head: bool
     old_head: Logistic | None = None  # for other classes, where there was one
+    notes: tuple[str, ...] = ()  # what was assumed in reading the weights
 
 
 def make_start(config: Config, parts: Parts) -> Start:
@@ -85,7 +86,8 @@ def from_weights(config: Config, parts: Parts) -> Start:
         raise ConfigError(f"{config.init} takes {checkpoint.config.in_channels} channels, which pictures do not have.")
     history = {"init": config.init, "of": checkpoint.provenance}
     config = config.replace(model=checkpoint.config)
-    return Start(checkpoint.model().train(), checkpoint.preprocess, config, history, not keeps_head, old_head)
+    model = checkpoint.model().train()
+    return Start(model, checkpoint.preprocess, config, history, not keeps_head, old_head, checkpoint.notes)
 
 
 def head_of(checkpoint: Checkpoint) -> Logistic | None:

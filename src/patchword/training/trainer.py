@@ -67,7 +67,7 @@ class Trainer:
         assert parts.val is not None
         self.val = Loader(parts.val, self.preprocess, **plain)
         self.test = Loader(parts.test, self.preprocess, **plain) if parts.test is not None else None
-        self.notes: list[str] = list(parts.notes)
+        self.notes: list[str] = [*start.notes, *parts.notes]
         self.model = start.model
         self.inference_seconds = 0.0  # for a picture, once it is known
         if fresh and start.new_head and config.head == "probe":

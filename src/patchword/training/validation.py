@@ -37,12 +37,6 @@ class Answers:
         """What makes the model's confidence honest on these samples; 1 where labels are several."""
         return fit_temperature(self.plain, self.targets) if self.targets.ndim == 1 else 1.0
 
-    def loss(self) -> float:
-        """With the temperature that the finished model would have."""
-        if self.targets.ndim == 2:
-            return float(self.figures()["nll"])
-        return float(tallied(self.plain / self.temperature(), self.targets).figures()["nll"])
-
     def calibrated(self, temperature: float) -> dict[str, float]:
         """How honest the finished model's probabilities are, before and after it has a temperature."""
         if self.targets.ndim == 2:
