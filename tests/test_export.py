@@ -206,7 +206,7 @@ def classifier_says(classifier: Classifier, picture: Image.Image) -> list[bool]:
 
 def test_without_the_libraries_it_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs onnx, onnxscript, onnxruntime: pip install 'patchword\[export\]'"):
+    with pytest.raises(ConfigError, match=r"needs onnx, onnxscript, onnxruntime: in a clone .* '\.\[export\]'"):
         make_file(checkpoint_of(TINY), model / "none.onnx", Wanted())
 
 
