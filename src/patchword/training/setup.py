@@ -73,7 +73,7 @@ def from_weights(config: Config, parts: Parts) -> Start:
     """The weights of `init` with the head removed, unless it is for these very labels already."""
     assert config.init is not None
     checkpoint = read_checkpoint(config.init)
-    labels = parts.train.labels
+    labels, assumed = parts.train.labels, checkpoint.notes  # those of a new head and size come below, and are asked for
     keeps_head = checkpoint.labels == labels
     old_head = None if keeps_head else head_of(checkpoint)
     if not keeps_head:
@@ -87,7 +87,7 @@ def from_weights(config: Config, parts: Parts) -> Start:
     history = {"init": config.init, "of": checkpoint.provenance}
     config = config.replace(model=checkpoint.config)
     model = checkpoint.model().train()
-    return Start(model, checkpoint.preprocess, config, history, not keeps_head, old_head, checkpoint.notes)
+    return Start(model, checkpoint.preprocess, config, history, not keeps_head, old_head, assumed)
 
 
 def head_of(checkpoint: Checkpoint) -> Logistic | None:
