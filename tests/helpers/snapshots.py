@@ -23,9 +23,13 @@ from torch import Tensor
 SNAPSHOTS = Path(__file__).parents[1] / "snapshots"
 UPDATE = os.environ.get("PATCHWORD_UPDATE_SNAPSHOTS") == "1"
 
-# Every rename of a JSON key since the snapshots were taken: old name -> new name. A rename in one document only is
-# written "document:path.to.old" -> "new", with the old names in the path and without "[]": "evaluate:figures.ece".
+# Snapshots keep the names that they were taken with. Every rename of a JSON key since then is listed here, old name ->
+# new name, and applied to what is stored before it is compared. A new name may go one level down ("resize.scale").
+# A rename in one document only is written "document:path.to.old" -> "new", with the old names in the path and without
+# "[]": "evaluate:comparison.first".
 RENAMED_KEYS: dict[str, str] = {}
+# Every key that documents got since then, with its type: "document:[].path.to.key" -> "number", in the new names.
+ADDED_KEYS: dict[str, str] = {}
 
 
 def cpu_kind() -> str:
@@ -52,7 +56,7 @@ def write(name: str, content: Any) -> None:
 
 
 def json_lines(content: Any, depth: int = 2) -> str:
-    """Sorted JSON with a line for each entry down to `depth`, so that a diff shows what changed and files stay small."""
+    """JSON with a line for each entry down to `depth`: a diff shows what changed, and files stay small."""
     if isinstance(content, dict) and depth and content:
         indent = " " * (3 - depth)
         rows = [f"{indent}{json.dumps(k)}: {json_lines(v, depth - 1)}" for k, v in content.items()]
@@ -67,7 +71,7 @@ def check_exact(name: str, found: dict[str, Any]) -> None:
     """Plain data, equal on every machine; the message names the entries that differ."""
     if UPDATE:
         write(name, found)
-    stored = read(name)
+    stored = {renamed(name, [key]): value for key, value in read(name).items()}
     wrong = [key for key in {**stored, **found} if stored.get(key) != found.get(key)]
     assert not wrong, f"{name}: {len(wrong)} entries differ: " + "; ".join(
         f"{key} was {stored.get(key)!r}, is {found.get(key)!r}" for key in wrong[:5]
@@ -125,7 +129,9 @@ def check_rows(name: str, found: dict[str, list[dict[str, Any]]], close: Callabl
             wrong += row_differences(run, renamed_keys(name, stored[run]), found[run], close)
         return wrong
 
-    digests = {run: hashlib.sha256(json.dumps(values_of(rows)).encode()).hexdigest()[:16] for run, rows in found.items()}
+    digests = {
+        run: hashlib.sha256(json.dumps(values_of(rows)).encode()).hexdigest()[:16] for run, rows in found.items()
+    }
     if UPDATE:
         update(name, found, digests, differences)
     stored = read(name)
@@ -210,10 +216,35 @@ def visited(content: Any, path: str, data_keys: tuple[str, ...]) -> Iterator[tup
 
 
 def renamed_paths(document: str, schema: dict[str, str]) -> dict[str, str]:
-    """A stored schema with RENAMED_KEYS applied."""
+    """A stored schema with RENAMED_KEYS and ADDED_KEYS applied."""
     result = {renamed_path(document, path): kind for path, kind in schema.items()}
     assert len(result) == len(schema), f"{document}: RENAMED_KEYS gives two keys the same name"
-    return result
+    for path in list(result):
+        parent, _, _ = path.rpartition(".")
+        if parent and not parent.endswith("[]"):  # a new level, if a key went one down
+            result.setdefault(parent, "object")
+    own = {key.partition(":")[2]: kind for key, kind in ADDED_KEYS.items() if key.startswith(f"{document}:")}
+    return {**result, **own}
+
+
+def unused_renames() -> list[str]:
+    """Entries of RENAMED_KEYS that name nothing in any snapshot: typing errors, or renames that were taken back."""
+    known: set[str] = set()
+    for path in SNAPSHOTS.rglob("*.json"):
+        for key in keys_of(json.loads(path.read_text())):
+            bare = key.replace("[]", "").strip(".").split(".")
+            known |= {f"{path.stem}:{'.'.join(bare[: place + 1])}" for place in range(len(bare))} | set(bare)
+            known.add(key)  # one that has a dot in itself
+    return [key for key in RENAMED_KEYS if key not in known]
+
+
+def keys_of(content: Any) -> Iterator[str]:
+    """All keys of nested objects, and the names of the parameters of an OpenAPI document."""
+    if isinstance(content, dict):
+        yield from content
+        yield from [content["name"]] if "in" in content else []
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from keys_of(value)
 
 
 def renamed_path(document: str, path: str) -> str:
@@ -230,3 +261,20 @@ def renamed(document: str, path: list[str]) -> str:
 
 def renamed_keys(document: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{renamed(document, [key]): value for key, value in row.items()} for row in rows]
+
+
+def check_openapi(found: dict[str, Any]) -> None:
+    """A whole OpenAPI document; RENAMED_KEYS also renames the parameters of a request."""
+    if UPDATE:
+        write("openapi", found)
+    stored = renamed_openapi(read("openapi"))
+    assert found == stored, "the OpenAPI document changed (list renames in RENAMED_KEYS)"
+
+
+def renamed_openapi(content: Any) -> Any:
+    if isinstance(content, dict):
+        result = {renamed("openapi", [key]): renamed_openapi(value) for key, value in content.items()}
+        if "in" in content:  # a parameter
+            result["name"] = renamed("openapi", [content["name"]])
+        return result
+    return [renamed_openapi(each) for each in content] if isinstance(content, list) else content
