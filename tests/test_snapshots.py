@@ -119,16 +119,19 @@ VARIANTS: dict[str, ModelConfig] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["initial", "outputs", "gradients"])
+@pytest.mark.parametrize("mode", ["initial", "outputs", "attention", "gradients"])
 def test_every_option_of_a_model(mode: str) -> None:
-    """Initial weights by a seed; logits in inference; gradients in training, where dropout draws by a seed."""
+    """Initial weights by a seed; logits and attention in inference; gradients in training, with dropout by a seed."""
     computed: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
         "initial": lambda model, images: flat(model.state_dict().values()),
         "outputs": logits_of,
+        "attention": attention_of,
         "gradients": gradients_of,
     }
     found = {}
     for name, config in VARIANTS.items():
+        if mode == "attention" and not isinstance(config, ViTConfig):
+            continue
         torch.manual_seed(0)
         model = build(config)
         images = torch.randn(2, 3, *config.image_size)
@@ -140,6 +143,11 @@ def logits_of(model: nn.Module, images: Tensor) -> Tensor:
     fill(model)
     with torch.inference_mode():
         return model.eval()(images)
+
+
+def attention_of(model: Any, images: Tensor) -> Tensor:
+    fill(model)
+    return flat(model.eval().attention_maps(images).values())
 
 
 def gradients_of(model: nn.Module, images: Tensor) -> Tensor:
@@ -261,13 +269,14 @@ COUNTED = ("accuracy", "top1", "top5", "ece", "ece_uncalibrated", "ece_calibrate
 
 
 def close(stored: Any, found: Any, key: str, step: int) -> bool:
-    """On another kind of CPU; the last bits of one step grow over the next ones."""
+    """On another kind of CPU. The last bits of one step grow over the next ones: with the instructions of older CPUs,
+    losses of the first steps differ by 2e-7 of their value and gradient norms of the last steps by 7e-4."""
     if stored is None or found is None or isinstance(stored, str):
         return stored == found
     if key in EXACT:
         return found == pytest.approx(stored, rel=1e-9)
-    allowed = 1e-4 if step <= 10 else 0.02
-    return found == pytest.approx(stored, rel=allowed, abs=0.03 if key in COUNTED else allowed)
+    allowed = 5e-5 if step <= 10 else 5e-3
+    return found == pytest.approx(stored, rel=allowed, abs=0.015 if key in COUNTED else 0)
 
 
 def test_training_runs(tmp_path: Path) -> None:
