@@ -200,7 +200,8 @@ def test_preprocessing_survives_in_folders(family: str, crop: float, resize: Any
 
 def test_preprocessing_that_a_folder_cannot_state_is_said(tmp_path: Path) -> None:
     notes = write_checkpoint(tmp_path / "wide", checkpoint(image_size=(32, 64)), "transformers")
-    assert any("how pictures are prepared: resize to 35x71, crop 32x64" in note for note in notes)
+    note = next(note for note in notes if note.code == "preprocess_not_stored")
+    assert "resize to 35x71, crop 32x64" in note
 
 
 @pytest.mark.parametrize(
