@@ -1,4 +1,4 @@
-"""Errors and notes have stable codes, no decision depends on the wording of a message, and exit codes keep the contract."""
+"""Stable codes of errors and notes, decisions that do not depend on the wording of a message, and exit codes."""
 
 import ast
 import copy
@@ -316,10 +316,8 @@ def test_a_training_run_with_unreadable_images_is_exit_code_3(tmp_path: Path) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8), 20 * i).save(path)
     (tmp_path / "data/a/0.png").write_bytes(b"junk")
-    flags = ("--model.image-size", 8, "--model.patch-size", 4, "--steps", 4, "--batch-size", 8, "--val-fraction", 0.2)
-    done = run(
-        "train", "quickstart", "--data.source", tmp_path / "data", *flags[:-2], "--out", tmp_path / "r", "--json"
-    )
+    flags = ("--model.image-size", 8, "--model.patch-size", 4, "--steps", 4, "--batch-size", 8, "--json")
+    done = run("train", "quickstart", "--data.source", tmp_path / "data", *flags, "--out", tmp_path / "run")
     assert done.returncode == 3, done.stderr
     assert any("0.png" in note for note in json.loads(done.stdout)["notes"]) and "Traceback" not in done.stderr
 

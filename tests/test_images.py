@@ -414,9 +414,9 @@ def test_files_that_are_no_pictures(tmp_path: Path) -> None:
         with pytest.raises(ImageError) as error:
             load_image(str(tmp_path / name))
         assert error.value.code == code and str(error.value) == f"Cannot read {tmp_path / name}: {error.value.reason}"
-    for given, shown in ((None, "<bytes>"), ("a.tar:b.png", "a.tar:b.png")):
+    for called, shown in ((None, "<bytes>"), ("a.tar:b.png", "a.tar:b.png")):
         with pytest.raises(ImageError) as error:
-            load_image(b"", name=given)
+            load_image(b"", name=called)
         assert error.value.code == "image_empty" and str(error.value) == f"Cannot read {shown}: {error.value.reason}"
 
 

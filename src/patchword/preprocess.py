@@ -122,7 +122,7 @@ class Preprocess(JsonConfig):
         except (ValueError, MemoryError) as error:
             raise ImageError(
                 f"An image of {width} x {height} cannot be resized to the model's size ({error}).",
-                code="image_unsupported",
+                code="image_out_of_memory" if isinstance(error, MemoryError) else "image_unsupported",
             ) from None
         return np.array(small).reshape(*self.size, self.channels)
 

@@ -182,7 +182,7 @@ def _reason(error: Exception) -> tuple[str, str]:
         case PermissionError():
             return "permission is denied. Make the file readable.", "image_permission_denied"
         case UnidentifiedImageError():
-            return f"it is not an image in a supported format ({', '.join(FORMATS)}).", "image_unsupported"
+            return f"it is not an image in a supported format. Use {', '.join(FORMATS)}.", "image_unsupported"
         case Image.DecompressionBombError() | Image.DecompressionBombWarning():
             return "it has far more pixels than are allowed. Shrink it first.", "image_too_large"
         case MemoryError():
