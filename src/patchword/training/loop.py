@@ -30,6 +30,7 @@ from .folder import (
     seconds_spent,
     take_back,
     tidy,
+    update_config,
     write_split,
 )
 from .guard import Fault, write_fault
@@ -153,6 +154,7 @@ class Run:
                 self.metrics = Metrics(self.folder, self.length)  # refuses if another process is at it
                 tidy(self.folder)
                 self.store.tidy()
+                update_config(self.folder, self.config)
                 if read_split(self.folder) is None:
                     write_split(self.folder, self.parts.split)
             for watcher in self.watchers:
