@@ -25,7 +25,7 @@ from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViT
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CLOCKS = ("seconds", "images_per_second")  # what differs between two runs that are the same
-PATIENCE = 60  # seconds that a child may live
+PATIENCE = 600  # seconds that a child may live, and that anything is waited for: no measure of how fast it is
 
 
 def tiny(**changes: Any) -> Config:
@@ -252,7 +252,7 @@ def wait_for(moment: str | int | float, run: Path) -> None:
         until(lambda: is_finished(run), moment)
         return
     doing = MOMENTS[moment]
-    until(lambda: not doing(run) or is_finished(run), 2.0)  # what an earlier kill has left is no sign
+    until(lambda: not doing(run) or is_finished(run))  # what an earlier kill has left is no sign
     until(lambda: doing(run) or is_finished(run))
 
 

@@ -13,6 +13,16 @@ from typing import Any
 
 import httpx
 
+PATIENCE = 300  # seconds that anything is waited for
+
+
+def http_get(url: str, **options: Any) -> httpx.Response:
+    return httpx.get(url, **{"timeout": PATIENCE, **options})
+
+
+def http_post(url: str, **options: Any) -> httpx.Response:
+    return httpx.post(url, **{"timeout": PATIENCE, **options})
+
 
 class Server:
     """`patchword serve MODEL --port 0 ...`, its address, and what it logged."""
@@ -26,7 +36,7 @@ class Server:
         self.url = ""
         self.thread = threading.Thread(target=self.listen, daemon=True)
         self.thread.start()
-        if not self.ready.wait(60):
+        if not self.ready.wait(PATIENCE):
             self.end()
             raise AssertionError("the server did not get ready:\n" + "".join(self.lines))
 
@@ -44,12 +54,12 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE)
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.thread.join(10)
+        self.thread.join(PATIENCE)
         assert self.process.stderr
         self.process.stderr.close()
 
@@ -62,7 +72,7 @@ class Server:
         raise AssertionError("no worker")
 
     def meter(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics").text
+        text = http_get(f"{self.url}/metrics").text
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from patchword.checkpoints import write_checkpoint
+from patchword.evaluation.calibration import USUAL
 from test_checkpoints import checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -37,3 +38,10 @@ def test_there_are_examples() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_prior_of_the_temperature_is_the_one_that_is_documented() -> None:
+    assert (
+        f"normal prior on the log of the temperature (mean 0, standard deviation {USUAL:g})"
+        in (ROOT / "docs/train.md").read_text()
+    )

@@ -49,7 +49,7 @@ HYBRID = SMALL.replace(stem="resnet", stem_layers=(1,), stem_width=32, patch_siz
 DINO = SMALL.replace(layer_scale=1.0, num_classes=0)
 REGISTERS = SMALL.replace(layer_scale=1.0, num_registers=2, pooling="class+average", position_prefix=1)
 HEADS = {"num_heads": 4}  # what bare files do not say
-MOST_SECONDS, MOST_BYTES = 15, 2**30
+MOST_SECONDS, MOST_BYTES = 120, 2**30  # a guard against hanging, far above what any machine needs
 
 
 @dataclass(frozen=True)
@@ -849,7 +849,9 @@ target, source, to = Path(sys.argv[1]), read_checkpoint(sys.argv[2]), sys.argv[3
 random.seed(0)
 write_checkpoint(target, source, to)
 seen = set()
-for _ in range(15):
+rounds, deadline = 0, time.monotonic() + 300
+while rounds < 15 or (len(seen) < 2 and time.monotonic() < deadline):  # a busy machine needs more of them
+    rounds += 1
     pid = os.fork()
     if not pid:
         while True:
@@ -872,7 +874,7 @@ print(len(seen))
 @pytest.mark.parametrize(("to", "out"), [("patchword", "out"), ("google", "out.npz")])
 def test_killed_while_converting(to: str, out: str, originals: dict[str, Path], tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "here" / out), str(originals["patchword"]), to]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 1  # some were killed in the middle, and left their workplace behind
 

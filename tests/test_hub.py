@@ -6,7 +6,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -229,18 +228,14 @@ def test_lost_connection_is_an_error_and_the_next_call_succeeds(
 
 def test_unreachable_hub(server: Hub, tmp_path: Path) -> None:
     server.stop()
-    start = time.monotonic()
     with pytest.raises(HubError, match=f"Could not get {REPO} from {server.endpoint}.*HF_ENDPOINT.*HF_HUB_OFFLINE"):
         fetch(server, tmp_path)
-    assert time.monotonic() - start < 5
 
 
 def test_silent_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
-    start = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(HubError, match="ReadTimeout"):
         hub.fetch(f"hf:{REPO}", cache=tmp_path, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import io
 import os
 import struct
-import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from patchword.data import images
 from patchword.data.images import GAP, MAX_PIXELS, list_images, load_image, to_mode
@@ -333,12 +332,11 @@ def gif_bomb(width: int, height: int) -> bytes:
     return screen + b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x44\x01\x00;"
 
 
-def test_a_bomb_is_refused_before_it_is_decoded() -> None:
+def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("it was decoded"))
     for data in (png_bomb(20000, 20000), png_bomb(10001, 10000), gif_bomb(60000, 60000), gif_bomb(10000, 12000)):
-        start = time.perf_counter()
         with pytest.raises(ImageError, match="pixels"):
             load_image(data)
-        assert time.perf_counter() - start < 0.2
 
 
 def test_the_limit_is_the_callers() -> None:

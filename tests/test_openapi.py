@@ -42,6 +42,6 @@ def check(operation: Any) -> None:
     @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
     def one(case: Any) -> None:
         # No schema can say what a picture is, so what it allows may still be none, and be refused with 422.
-        case.call_and_validate(timeout=60, excluded_checks=[positive_data_acceptance])
+        case.call_and_validate(timeout=120, excluded_checks=[positive_data_acceptance])
 
     one()

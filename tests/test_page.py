@@ -76,7 +76,7 @@ def opened(browser: Browser, server: Server, size: dict[str, int], **options: An
     """A page that must not complain and must not ask anyone else."""
     context = browser.new_context(viewport=size, **options)  # type: ignore[arg-type]
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(120_000)
     complaints: list[str] = []
     page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))

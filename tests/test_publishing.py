@@ -130,7 +130,7 @@ def test_what_is_there_already_is_respected(hub: Any) -> None:
 def test_the_command(hub: Any) -> None:
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_secret", "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-m", "patchword", "push", "patchword:cifar10", f"hf:{REPO}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert {token for _, token, _ in hub.asked} == {"Bearer hf_secret"}
     assert f"sent to {hub.endpoint}/{REPO}" in done.stderr and "README.md" in hub.files

@@ -1,6 +1,7 @@
 """The paper's experiments in small: their grids, and a real one from start to end, stopped in between."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from patchword.studies import STUDIES, make_study, run_study
 from patchword.studies.page import study_figure, write_study
 from patchword.studies.run import training_flops
 from patchword.studies.study import Cell, Study
+from patchword.training.trainer import Trainer
 from test_cli import run
 from test_inspection import VITS, checkpoint_of
 
@@ -72,13 +74,26 @@ class Enough(Exception):
 
 
 @pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Simulated seconds: a step takes a tenth of one, whatever the machine; all else takes no time."""
+    seconds, advance = [1000.0], Trainer.advance
+
+    def slow(self: Trainer, progress: float) -> dict[str, float | None]:
+        seconds[0] += 0.1
+        return advance(self, progress)
+
+    monkeypatch.setattr(Trainer, "advance", slow)
+    return lambda: seconds[0]
+
+
+@pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """These runs begin and end at once, on digits."""
     monkeypatch.setattr("patchword.studies.run.START", 1.0)
 
 
 @pytest.mark.usefixtures("quick_start")
-def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path, clock: Callable[[], float]) -> None:
     study, out = little_study(), tmp_path / "study"
 
     def stop(text: str) -> None:
@@ -86,14 +101,15 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        run_study(study, out, budget=18, say=stop)
+        run_study(study, out, budget=18, now=clock, say=stop)
     first = json.loads((out / "results.json").read_text())["rows"]
     assert [row["x"] for row in first] == ["none"]
     stamp = (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns
-    rows = run_study(study, out, budget=18)
+    rows = run_study(study, out, budget=18, now=clock)
     assert [row["x"] for row in rows] == ["none", "learned"] and rows[0] == first[0]
     assert (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns == stamp, "it was not run again"
-    assert rows[0]["steps"] == rows[1]["steps"], "as many steps for both, laid down at the beginning"
+    # Of 18 seconds 1.6 are spent on trials; each half of the rest has a start (1 s) and an evaluation (0.26 s).
+    assert rows[0]["steps"] == rows[1]["steps"] == 69, "as many steps for both, laid down at the beginning"
     assert rows[1]["accuracy"] > 0.2 and rows[1]["n"] == 359
     write_study(study, rows, out, "2 cores")
     page = (out / "report.html").read_text()
@@ -101,10 +117,10 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert {"positions.png", "positions.svg", "positions.npz"} <= {p.name for p in out.iterdir()}
     other = Study("head", "t", "q", "p", "a", study.cells, "steps")
     with pytest.raises(ConfigError, match="another study"):
-        run_study(other, out, budget=18)
+        run_study(other, out, budget=18, now=clock)
     changed = [Cell(c.series, c.x, c.config.replace(batch_size=32)) for c in study.cells]
     with pytest.raises(ConfigError, match="models"):
-        run_study(Study("positions", "t", "q", "p", "a", tuple(changed), "steps"), out, budget=18)
+        run_study(Study("positions", "t", "q", "p", "a", tuple(changed), "steps"), out, budget=18, now=clock)
 
 
 def test_what_is_not_a_study_is_left_alone(tmp_path: Path) -> None:
@@ -116,20 +132,20 @@ def test_what_is_not_a_study_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["report.html"]
 
 
-def test_a_budget_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_budget_that_shows_nothing_is_refused(tmp_path: Path, clock: Callable[[], float]) -> None:
     study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, BASE), Cell("ViT", 2.0, BASE)), "steps")
     with pytest.raises(ConfigError, match="steps for each of 2 runs, which shows nothing; 30 take about 1 minutes"):
-        run_study(study, tmp_path / "study", budget=16)
+        run_study(study, tmp_path / "study", budget=16, now=clock)
     assert not (tmp_path / "study").exists()
 
 
 @pytest.mark.usefixtures("quick_start")
-def test_a_run_that_diverges_is_an_answer(tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_an_answer(tmp_path: Path, clock: Callable[[], float]) -> None:
     wild = BASE.replace(optim=OptimConfig(lr=1e30, clip=0.0))
     study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, wild), Cell("ViT", 2.0, BASE)), "steps")
-    rows = run_study(study, tmp_path / "study", budget=18)
+    rows = run_study(study, tmp_path / "study", budget=18, now=clock)
     assert rows[0]["accuracy"] is None and "not finite" in rows[0]["diverged"] and rows[1]["accuracy"] > 0.2
-    assert run_study(study, tmp_path / "study", budget=18) == rows
+    assert run_study(study, tmp_path / "study", budget=18, now=clock) == rows
     write_study(study, rows, tmp_path / "study", "2 cores")
     assert "diverged" in (tmp_path / "study/report.html").read_text()
 

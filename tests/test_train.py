@@ -37,6 +37,7 @@ from patchword.overrides import overridden, seconds
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import loop, resume, train
 from patchword.training.averaging import Average
+from patchword.training.folder import new_folder
 from patchword.training.lora import add_lora, merged_state
 from patchword.training.objective import class_weights, label_order, make_objective
 from patchword.training.optimisers import Muon, Sharpness, make_optimisers, newton_schulz, orthogonalised
@@ -458,6 +459,65 @@ def test_validation_decides_how_much_of_the_start_stays(
     else:
         assert outcome.best_step == 6 and torch.equal(shipped, seen[best])
         assert len(notes) == (told is not None) and all(told and n.startswith(told) for n in notes)
+
+
+def other_classes() -> Parts:
+    return Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
+
+
+def model_of(path: Path) -> dict[str, Any]:
+    """The model in the config.json or the model.json of a run."""
+    found = json.loads(path.read_text())["config"]
+    return found["model"] if path.name == "config.json" else found
+
+
+@pytest.mark.parametrize("image_size", [None, 32])
+def test_config_json_describes_the_model_that_is_trained(teacher: Path, tmp_path: Path, image_size: int | None) -> None:
+    """The architecture of `init`, not the ViT-B/16 that is the default; with the dropout that the run asks for."""
+    run, given = tmp_path / "run", ViTConfig(drop_path=0.1)
+    train(config(init=str(teacher), model=given, image_size=image_size), run, parts=other_classes())
+    found = model_of(run / "config.json")
+    assert found == model_of(run / "model.json")
+    assert (found["embed_dim"], found["num_classes"], found["drop_path"]) == (16, 4, 0.1)
+    assert found["image_size"] == [image_size or 16] * 2
+    train(config(steps=1), tmp_path / "scratch", parts=parts())
+    assert model_of(tmp_path / "scratch/config.json") == model_of(tmp_path / "scratch/model.json")
+
+
+class Dies(Watcher):
+    """Ends a run after a step, as a kill does: nothing is saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+        if row["step"] == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["resolved", "config of an older version"])
+def test_a_finetuning_run_is_resumed_whatever_model_its_config_has(teacher: Path, tmp_path: Path, former: bool) -> None:
+    """Older versions wrote the config as it was given; the architecture comes from `init` either way."""
+    tuned = config(init=str(teacher), model=ViTConfig(drop_path=0.1), head="probe", image_size=32, steps=6, ema=0.5)
+    train(tuned, tmp_path / "whole", parts=other_classes())
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):  # the first checkpoint is that of step 3
+        train(tuned, run, parts=other_classes(), watchers=(Dies(4),))
+    assert model_of(run / "config.json") == model_of(tmp_path / "whole/config.json")
+    if former:
+        resolved = json.loads((run / "config.json").read_text())
+        given = {**resolved["config"], "model": tuned.model.to_json()}
+        (run / "config.json").write_text(json.dumps({**resolved, "config": given}))
+    resume(run, parts=other_classes())
+    assert (run / "config.json").read_bytes() == (tmp_path / "whole/config.json").read_bytes()
+    assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_a_kill_before_the_weights_are_read_leaves_a_run_to_resume(teacher: Path, tmp_path: Path) -> None:
+    run = new_folder(config(init=str(teacher), model=ViTConfig()), tmp_path / "run")
+    assert model_of(run / "config.json")["embed_dim"] == 768, "nothing is known of the weights yet"
+    resume(run, parts=other_classes())
+    assert model_of(run / "config.json") == model_of(run / "model.json")
 
 
 def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

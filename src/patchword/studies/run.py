@@ -31,22 +31,28 @@ LEAST_STEPS = 30  # ... and steps
 
 
 def run_study(
-    study: Study, out: Path, budget: float, seeds: int = 1, say: Callable[[str], object] = lambda text: None
+    study: Study,
+    out: Path,
+    budget: float,
+    seeds: int = 1,
+    say: Callable[[str], object] = lambda text: None,
+    now: Callable[[], float] = time.monotonic,
 ) -> list[dict[str, Any]]:
     """A row for each run. What `out` has already is not run again; a run that was cut off goes on.
 
     Args:
         budget: seconds for all runs together
+        now: the clock, in seconds, that the budget is measured by
     """
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, not {seeds}.")
     check_folder(out)
-    plan = make_plan(study, out, budget, seeds, say)
+    plan = make_plan(study, out, budget, seeds, say, now)
     rows = list(read_json(out / ROWS)["rows"]) if (out / ROWS).exists() else []
     for seed in range(seeds):
         for cell in study.cells:
             if not any(row["cell"] == cell.name and row["seed"] == seed for row in rows):
-                rows.append(run_cell(study, cell, seed, out, plan))
+                rows.append(run_cell(study, cell, seed, out, plan, now))
                 keep(out / ROWS, {"study": study.name, "rows": rows})
                 done = f"({len(rows)} of {len(study.cells) * seeds})"
                 say(f"{cell.series}, {cell.x}, seed {seed}: {told(rows[-1])} {done}")
@@ -63,7 +69,9 @@ def check_folder(out: Path) -> None:
         raise ConfigError(f"{out} holds other things than a study. Choose another --out.")
 
 
-def make_plan(study: Study, out: Path, budget: float, seeds: int, say: Callable[[str], object]) -> dict[str, Any]:
+def make_plan(
+    study: Study, out: Path, budget: float, seeds: int, say: Callable[[str], object], now: Callable[[], float]
+) -> dict[str, Any]:
     """How long every run is; kept in the folder with all settings, so that a study that goes on is the same study."""
     path = out / PLAN
     cells = {cell.name: digest(cell) for cell in study.cells}
@@ -75,24 +83,24 @@ def make_plan(study: Study, out: Path, budget: float, seeds: int, say: Callable[
             same = f"{out} holds another study ({'; '.join(plain)})."
             raise ConfigError(f"{same} Go on with the settings it began with, or choose another --out.")
         return plan
-    runs, started = seeds * sum(cell.part for cell in study.cells), time.monotonic()
+    runs, started = seeds * sum(cell.part for cell in study.cells), now()
     least = runs * LEAST / min(cell.part for cell in study.cells)
     if budget < least:
         raise ConfigError(f"{len(study.cells) * seeds} runs need at least {least:.0f} seconds: raise the budget.")
     plan = {**asked, "steps": None}
     if study.equal == "steps":
         say(f"trying {len(models_of(study))} models, to see how many steps the budget allows")
-        slowest, evaluation = trials(study)
-        left = (budget - (time.monotonic() - started)) / runs - START - evaluation
+        slowest, evaluation = trials(study, now)
+        left = (budget - (now() - started)) / runs - START - evaluation
         plan["steps"] = int(left / slowest)
         if plan["steps"] < LEAST_STEPS:
-            needed = runs * (LEAST_STEPS * slowest + START + evaluation) + time.monotonic() - started
+            needed = runs * (LEAST_STEPS * slowest + START + evaluation) + now() - started
             raise ConfigError(
                 f"The budget allows {max(0, plan['steps'])} steps for each of {len(study.cells) * seeds} runs, which "
                 f"shows nothing; {LEAST_STEPS} take about {-(-needed // 60):.0f} minutes here."
             )
         say(f"each run makes {plan['steps']} steps; the slowest model takes {slowest:.3f} s for one")
-    plan["share"] = (budget - (time.monotonic() - started)) / runs
+    plan["share"] = (budget - (now() - started)) / runs
     keep(path, plan)
     return plan
 
@@ -106,7 +114,7 @@ def digest(cell: Cell) -> str:
     return hashlib.sha256(json.dumps([cell.config.to_json(), cell.part], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def trials(study: Study) -> tuple[float, float]:
+def trials(study: Study, now: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step of the slowest model, and about what its evaluation takes. Each model is tried once."""
     models, world = models_of(study), World()
     parts = open_data(next(iter(models.values())).data.replace(train_fraction=1.0), seed=0)
@@ -116,15 +124,17 @@ def trials(study: Study) -> tuple[float, float]:
         trainer.begin()
         for number in range(WARM + TIMED):
             if number == WARM:
-                start = time.perf_counter()
+                start = now()
             trainer.advance(0.0)
-        slowest = max(slowest, (time.perf_counter() - start) / TIMED)
+        slowest = max(slowest, (now() - start) / TIMED)
     batch = study.cells[0].config.batch_size
     pictures = sum(len(part) for part in (parts.val, parts.test) if part is not None)
     return slowest, pictures / batch * slowest / 3  # forward is a third of a step
 
 
-def run_cell(study: Study, cell: Cell, seed: int, out: Path, plan: dict[str, Any]) -> dict[str, Any]:
+def run_cell(
+    study: Study, cell: Cell, seed: int, out: Path, plan: dict[str, Any], now: Callable[[], float]
+) -> dict[str, Any]:
     """The run's row: what came of it, and what it cost."""
     folder = out / RUNS / f"{cell.name}_seed{seed}"
     length: dict[str, Any] = {"budget": plan["share"] * cell.part, "steps": None}
@@ -132,14 +142,14 @@ def run_cell(study: Study, cell: Cell, seed: int, out: Path, plan: dict[str, Any
         length = {"steps": plan["steps"], "budget": None}
     config = cell.config.replace(name=study.name, seed=seed, **length)
     about = {"cell": cell.name, "series": cell.series, "x": cell.x, "seed": seed}
-    started = time.monotonic()
+    started = now()
     try:
         if is_finished(folder):
             pass  # killed between its end and its row
         elif (folder / "config.json").exists():
-            resume(folder, started=started)
+            resume(folder, started=started, now=now)
         else:
-            train(config, folder, started=started)
+            train(config, folder, started=started, now=now)
     except TrainingError as error:
         if error.code != "not_finite":
             raise

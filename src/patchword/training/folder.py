@@ -27,17 +27,21 @@ def new_folder(config: Config, out: str | Path | None) -> Path:
         while out.exists():
             number += 1
             out = Path("runs") / f"{config.name}-{number}"
-    folder, content = Path(out).expanduser(), {"format": FORMAT, "config": config.to_json()}
+    folder = Path(out).expanduser()
     if is_empty(folder):  # a volume, say, that cannot be made anew
-        replace_file(folder / CONFIG, [json_chunk(content)])
+        replace_file(folder / CONFIG, [json_chunk(config_content(config))])
         return folder
     if folder.exists():
         hint = f"patchword resume {folder}" if (folder / CONFIG).is_file() else "choose another name"
         raise ConfigError(f"{folder} exists already, and runs are never overwritten: {hint}, or leave --out away.")
     with atomic_output(folder) as made:
         made.mkdir()
-        write_json(made / CONFIG, content)
+        write_json(made / CONFIG, config_content(config))
     return folder
+
+
+def config_content(config: Config) -> dict[str, Any]:
+    return {"format": FORMAT, "config": config.to_json()}
 
 
 def take_back(folder: Path) -> None:
@@ -64,6 +68,16 @@ def read_config(folder: Path) -> Config:
         return Config.from_json(said["config"])
     except (ConfigError, KeyError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+
+
+def update_config(folder: Path, config: Config) -> None:
+    """Records the resolved config: with `init`, the architecture is known only after the weights have been read.
+
+    Until then config.json is the config as given, from which a resumed run resolves the same model. Runs of older
+    versions, which kept the given config, are corrected when they are resumed.
+    """
+    if read_config(folder) != config:
+        replace_file(folder / CONFIG, [json_chunk(config_content(config))])
 
 
 def write_split(folder: Path, split: dict[str, Any]) -> None:

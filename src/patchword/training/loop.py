@@ -8,6 +8,7 @@ import contextlib
 import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from .folder import (
     seconds_spent,
     take_back,
     tidy,
+    update_config,
     write_split,
 )
 from .guard import Fault, write_fault
@@ -56,6 +58,7 @@ def train(
     parts: Parts | None = None,
     watchers: tuple[Watcher, ...] = (),
     started: float | None = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> Outcome | None:
     """Trains as `config` says and returns what came of it; the run folder is `out`, or a new one below runs/.
 
@@ -63,9 +66,10 @@ def train(
 
     Args:
         parts: the data, where they are in memory already; otherwise config.data says where they are.
-        started: time.monotonic() at which a budget began to run; now, if not given.
+        started: now() when the budget began to run; the present, if not given.
+        now: the clock, in seconds, that budgets and the time between checkpoints are measured by.
     """
-    started = time.monotonic() if started is None else started
+    started = now() if started is None else started
     with contextlib.closing(World()) as world, thread_limit(config.threads):
         config = config.replace(precision=resolve(config.precision, world.device))
         opened = open_parts(config, parts, None)  # a wrong path is told before there is a folder
@@ -73,7 +77,7 @@ def train(
             require_readable(part, f"The part {name!r}")
         folder = Path(world.shared(str(new_folder(config, out)) if world.first else None))
         try:
-            run = Run(folder, config, opened, world, watchers, started)
+            run = Run(folder, config, opened, world, watchers, started, now)
         except BaseException:
             if world.first:  # wrong weights, say: a folder without a single step would only be in the way
                 take_back(folder)
@@ -82,17 +86,23 @@ def train(
 
 
 def resume(
-    folder: str | Path, *, parts: Parts | None = None, watchers: tuple[Watcher, ...] = (), started: float | None = None
+    folder: str | Path,
+    *,
+    parts: Parts | None = None,
+    watchers: tuple[Watcher, ...] = (),
+    started: float | None = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> Outcome | None:
     """Goes on with a run that was cut off, from its last whole checkpoint."""
-    started = time.monotonic() if started is None else started
+    started = now() if started is None else started
     folder = Path(folder).expanduser()
     config = read_config(folder)
     if is_finished(folder):
         raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
     with contextlib.closing(World()) as world, thread_limit(config.threads):
         resolve(config.precision, world.device)  # the run may have begun on another machine
-        return Run(folder, config, open_parts(config, parts, read_split(folder)), world, watchers, started).go()
+        opened = open_parts(config, parts, read_split(folder))
+        return Run(folder, config, opened, world, watchers, started, now).go()
 
 
 def open_parts(config: Config, parts: Parts | None, saved: dict[str, Any] | None) -> Parts:
@@ -108,9 +118,16 @@ class Run:
     """One process's part in a run."""
 
     def __init__(
-        self, folder: Path, config: Config, parts: Parts, world: World, watchers: tuple[Watcher, ...], started: float
+        self,
+        folder: Path,
+        config: Config,
+        parts: Parts,
+        world: World,
+        watchers: tuple[Watcher, ...],
+        started: float,
+        now: Callable[[], float],
     ) -> None:
-        self.folder, self.parts, self.world = folder, parts, world
+        self.folder, self.parts, self.world, self.now = folder, parts, world, now
         keep_memory()
         self.watchers = watchers if world.first else ()
         self.store = Store(folder, config.keep)
@@ -131,12 +148,12 @@ class Run:
         self.clock = self.make_clock()
         self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.flip_test else 1)
         self.evaluating = self.evaluated_at = self.saving = 0.0
-        self.saved_at = time.monotonic()
+        self.saved_at = self.now()
         self.step_seconds = 0.0  # of the last step
 
     def make_clock(self) -> Clock:
         if self.config.budget is not None:
-            clock = BudgetClock(self.config.budget, self.spent, self.started)
+            clock = BudgetClock(self.config.budget, self.spent, self.started, self.now)
             clock.begun = self.begun
             return clock
         samples = self.config.epochs * len(self.parts.train)
@@ -144,7 +161,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        return self.spent + time.monotonic() - self.started
+        return self.spent + self.now() - self.started
 
     def go(self) -> Outcome | None:
         outcome, begun = None, []
@@ -153,6 +170,7 @@ class Run:
                 self.metrics = Metrics(self.folder, self.length)  # refuses if another process is at it
                 tidy(self.folder)
                 self.store.tidy()
+                update_config(self.folder, self.config)
                 if read_split(self.folder) is None:
                     write_split(self.folder, self.parts.split)
             for watcher in self.watchers:
@@ -184,14 +202,14 @@ class Run:
         trainer.begin()
         over = self.world.shared(clock.over(trainer.step))
         while not over:
-            start = time.monotonic()
+            start = self.now()
             progress = self.world.shared(clock.progress(trainer.step))
             try:
                 made = trainer.advance(progress)
             except NotANumber as error:
                 self.stop_at_fault(*error.args[0])
-            self.learn_pace(time.monotonic() - start)
-            self.note_step(made, time.monotonic() - start)
+            self.learn_pace(self.now() - start)
+            self.note_step(made, self.now() - start)
             over = self.world.shared(clock.over(trainer.step))
             if over or self.evaluation_due():
                 self.evaluate(last=over)
@@ -263,7 +281,7 @@ class Run:
         return bool(self.world.shared(due))
 
     def evaluate(self, last: bool) -> None:
-        start = time.monotonic()
+        start = self.now()
         answers = self.asked(self.trainer.evaluated)
         if not np.isfinite(answers.logits).all():
             raise TrainingError(
@@ -271,7 +289,7 @@ class Run:
                 "was finite. The last checkpoint is kept. A lower learning rate (--optim.lr) or fp32 usually helps.",
                 code="not_finite",
             )
-        took = time.monotonic() - start
+        took = self.now() - start
         self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
         self.evaluation_seconds = took / len(self.trainer.val.source)
         told = None
@@ -310,10 +328,10 @@ class Run:
         every = self.config.save_every
         if self.config.budget is not None:
             every = min(every, max(self.config.budget / 20, 50 * self.saving))
-        return bool(self.world.shared(time.monotonic() - self.saved_at >= every))
+        return bool(self.world.shared(self.now() - self.saved_at >= every))
 
     def save(self) -> None:
-        start = time.monotonic()
+        start = self.now()
         if self.world.first:
             length = self.metrics.sync()
             notes: dict[str, Any] = {"told": [note.to_json() for note in self.notes]}
@@ -322,7 +340,7 @@ class Run:
             snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state(), notes)
             self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
         self.world.barrier()
-        self.saved_at = time.monotonic()
+        self.saved_at = self.now()
         self.saving = self.saved_at - start
 
     def provenance(self) -> dict[str, Any]:
