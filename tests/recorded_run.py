@@ -1,14 +1,16 @@
 """One process of a run that writes down which samples it trains on: a child of `runs.Nursery`.
 
-    recorded_run.py RECIPE RUN LOG [STOP] [POISON]
+    recorded_run.py RECIPE RUN LOG [STOP] [POISON] [PAUSE]
 
 LOG gets a line "position sample" for each. After step STOP the run is asked to save and leave, as by SIGTERM; a part of
-a batch that begins at position POISON holds a NaN. A run that exists is resumed.
+a batch that begins at position POISON holds a NaN. After step PAUSE the first process makes the file LOG.paused and
+waits until that is gone. A run that exists is resumed.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,23 @@ class StopAt(Watcher):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class PauseAt(Watcher):
+    """The other processes then wait for the first one, in the middle of an exchange."""
+
+    def __init__(self, step: int, sign: Path) -> None:
+        self.step, self.sign = step, sign
+
+    def tick(self, row: dict[str, Any], progress: float, left: float) -> None:
+        if row["step"] == self.step:
+            self.sign.touch()
+            while self.sign.exists():
+                time.sleep(0.001)
+
+    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+        if row["kind"] == "train":
+            self.tick(row, progress, left)
+
+
 def record(log: Path, poison: int) -> None:
     prepare = Loader.training_batch
 
@@ -42,9 +61,9 @@ def record(log: Path, poison: int) -> None:
     Loader.training_batch = recorded  # type: ignore[method-assign]
 
 
-def main(recipe: str, run: str, log: str, stop: str = "-1", poison: str = "-1") -> None:
+def main(recipe: str, run: str, log: str, stop: str = "-1", poison: str = "-1", pause: str = "-1") -> None:
     record(Path(log), int(poison))
-    watchers = (StopAt(int(stop)),)
+    watchers = (StopAt(int(stop)), PauseAt(int(pause), Path(f"{log}.paused")))
     try:
         if Path(run).exists():
             resume(run, watchers=watchers)

@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViT
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CLOCKS = ("seconds", "images_per_second")  # what differs between two runs that are the same
+SCRIPT = Path(__file__).with_name("recorded_run.py")
 PATIENCE = 600  # seconds that a child may live, and that anything is waited for: no measure of how fast it is
 
 
@@ -274,6 +276,30 @@ def killed_again_and_again(nursery: Nursery, recipe: str, run: Path, moments: It
     child = go_on(nursery, recipe, run)
     assert child.wait() == 0, child.said()
     return kills
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def together(nursery: Nursery, size: int, *arguments: str | Path, script: Path = SCRIPT) -> list[Child]:
+    """The script in `size` processes, told of each other as torchrun does it; recorded_run.py logs to LOG.RANK."""
+    port = free_port()
+    children = []
+    for rank in range(size):
+        recipe_and_run, log, rest = arguments[:2], arguments[2:3], arguments[3:]
+        world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = world if size > 1 else {}
+        children.append(nursery.run(script, *recipe_and_run, *(f"{p}.{rank}" for p in log), *rest, **environment))
+    return children
+
+
+def ended(children: list[Child], code: int) -> None:
+    codes = [child.wait() for child in children]
+    assert codes == [code] * len(children), "\n".join(child.said() for child in children)
 
 
 if __name__ == "__main__":

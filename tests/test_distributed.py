@@ -1,7 +1,6 @@
 """Several processes compute what one computes: the same samples in the same order, the same losses, one run folder."""
 
 import dataclasses
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from patchword.classifier import Classifier
 from patchword.config import Config, DataConfig
 from patchword.data.open import open_data
 from patchword.training.guard import replay
-from runs import Child, Nursery, end_of, leftovers, rows, sha256, shared_nursery, tiny, write_recipe
+from runs import Nursery, end_of, ended, leftovers, rows, sha256, shared_nursery, tiny, together, write_recipe
 
-SCRIPT = Path(__file__).with_name("recorded_run.py")
 STEPS = 30
 
 
@@ -30,30 +28,6 @@ def nursery() -> Nursery:
 def configured(**changes: Any) -> Config:
     """Without dropout, whose randomness belongs to a process; shuffled, augmented and mixed."""
     return tiny(model=tiny().model.replace(dropout=0.0, drop_path=0.0), steps=STEPS, save_every=3600.0, **changes)
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
-def together(nursery: Nursery, size: int, *arguments: str | Path) -> list[Child]:
-    """The script in `size` processes, told of each other as torchrun does it; each logs to LOG.RANK."""
-    port = free_port()
-    children = []
-    for rank in range(size):
-        recipe, run, log, *rest = arguments
-        world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = world if size > 1 else {}
-        children.append(nursery.run(SCRIPT, recipe, run, f"{log}.{rank}", *rest, **environment))
-    return children
-
-
-def ended(children: list[Child], code: int) -> None:
-    codes = [child.wait() for child in children]
-    assert codes == [code] * len(children), "\n".join(child.said() for child in children)
 
 
 def samples(log: Path) -> bytes:

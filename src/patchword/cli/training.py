@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
@@ -31,6 +31,7 @@ def base_config(what: str) -> Config:
 def train(
     what: Annotated[Positional[str], words("RECIPE|DATA", "a recipe, a Python file with one, or the data themselves")],
     out: Annotated[Path | None, words("RUN")] = None,
+    resume: Annotated[Literal["auto", "never"], words("{auto,never}")] = "never",
     json: Flag = False,
 ) -> int:
     """Train a model: by a recipe, or on your own data.
@@ -44,6 +45,7 @@ def train(
 
     Args:
         out: the run folder to make; runs/NAME if not given
+        resume: auto resumes the run in the folder, if it holds one of the same configuration
         json: one JSON document on standard output, nothing else
     """
     config = overridden(base_config(what), TAKEN)
@@ -52,7 +54,7 @@ def train(
     from ..training.loggers import make_loggers
 
     watchers = (ConsoleWatcher(), *make_loggers(config))
-    return print_outcome(training.train(config, out, watchers=watchers, started=STARTED), json)
+    return print_outcome(training.train(config, out, watchers=watchers, resume=resume, started=STARTED), json)
 
 
 def resume(run: Annotated[Positional[Path], words("RUN")], json: Flag = False) -> int:

@@ -1,5 +1,6 @@
 """The run folder: config.json, split.json, metrics.jsonl, checkpoints/, and at the end a model and a report."""
 
+import itertools
 import json
 import os
 import shutil
@@ -23,10 +24,7 @@ FORMAT = 1
 def new_folder(config: Config, out: str | Path | None) -> Path:
     """Makes RUN with config.json in it, in one step. Without `out`: runs/NAME, runs/NAME-2, ..., never overwritten."""
     if out is None:
-        out, number = Path("runs") / config.name, 1
-        while out.exists():
-            number += 1
-            out = Path("runs") / f"{config.name}-{number}"
+        out = next(folder for folder in numbered_folders(config.name) if not folder.exists())
     folder = Path(out).expanduser()
     if is_empty(folder):  # a volume, say, that cannot be made anew
         replace_file(folder / CONFIG, [json_chunk(config_content(config))])
@@ -42,6 +40,19 @@ def new_folder(config: Config, out: str | Path | None) -> Path:
 
 def config_content(config: Config) -> dict[str, Any]:
     return {"format": FORMAT, "config": config.to_json()}
+
+
+def numbered_folders(name: str) -> Iterator[Path]:
+    """runs/NAME, runs/NAME-2, runs/NAME-3, ..."""
+    yield Path("runs") / name
+    for number in itertools.count(2):
+        yield Path("runs") / f"{name}-{number}"
+
+
+def last_folder(name: str) -> Path | None:
+    """The last of `numbered_folders` that was made, if any was."""
+    made = list(itertools.takewhile(Path.exists, numbered_folders(name)))
+    return made[-1] if made else None
 
 
 def take_back(folder: Path) -> None:

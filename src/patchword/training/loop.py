@@ -37,6 +37,7 @@ from .folder import (
 from .guard import Fault, write_fault
 from .memory import keep_memory
 from .precision import resolve
+from .restart import ResumeMode, finished_outcome, run_to_resume
 from .schedule import BudgetClock, Clock, StepClock
 from .signals import Stop
 from .state import Snapshot, Store
@@ -57,6 +58,7 @@ def train(
     *,
     parts: Parts | None = None,
     watchers: tuple[Watcher, ...] = (),
+    resume: ResumeMode = "never",
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Outcome | None:
@@ -66,11 +68,18 @@ def train(
 
     Args:
         parts: the data, where they are in memory already; otherwise config.data says where they are.
+        resume: "auto" continues the run in `out` (without `out`, the last one of this name), if there is one with the
+            same config; "never" refuses a directory that exists. A process that torchrun has restarted always resumes.
         started: now() when the budget began to run; the present, if not given.
         now: the clock, in seconds, that budgets and the time between checkpoints are measured by.
     """
     started = now() if started is None else started
     with contextlib.closing(World()) as world, thread_limit(config.threads):
+        found = run_to_resume(config, out, resume, world)
+        if found is not None:
+            if world.from_first(lambda: is_finished(found)):
+                return finished_outcome(found, watchers) if world.first else None
+            return resumed_run(found, parts, world, watchers, started, now).go()
         config = config.replace(precision=resolve(config.precision, world.device))
         opened = open_parts(config, parts, None)  # a wrong path is told before there is a folder
         for name, part in opened.present().items():
@@ -100,9 +109,20 @@ def resume(
     if is_finished(folder):
         raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
     with contextlib.closing(World()) as world, thread_limit(config.threads):
-        resolve(config.precision, world.device)  # the run may have begun on another machine
-        opened = open_parts(config, parts, read_split(folder))
-        return Run(folder, config, opened, world, watchers, started, now).go()
+        return resumed_run(folder, parts, world, watchers, started, now).go()
+
+
+def resumed_run(
+    folder: Path,
+    parts: Parts | None,
+    world: World,
+    watchers: tuple[Watcher, ...],
+    started: float,
+    now: Callable[[], float],
+) -> "Run":
+    config = read_config(folder)
+    resolve(config.precision, world.device)  # the run may have begun on another machine
+    return Run(folder, config, open_parts(config, parts, read_split(folder)), world, watchers, started, now)
 
 
 def open_parts(config: Config, parts: Parts | None, saved: dict[str, Any] | None) -> Parts:

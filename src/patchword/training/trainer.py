@@ -1,6 +1,5 @@
 """A run between two steps, and how a step is made. Knows nothing of time, files or the user."""
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -9,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..checkpoints.checkpoint import Checkpoint
@@ -23,7 +21,7 @@ from .averaging import Average
 from .guard import Fault, Place, diagnose
 from .head import probe_head
 from .lora import merged_state
-from .objective import Objective, Teacher, make_objective
+from .objective import Teacher, make_objective
 from .optimisers import Sharpness, make_optimisers, set_rate
 from .precision import autocast
 from .schedule import rate
@@ -36,17 +34,6 @@ PROBE_SHARE = 0.2  # of a budget, at most, goes to the features that a new head 
 
 class NotANumber(Exception):
     """A loss or a gradient is not finite: the step has not been made."""
-
-
-class Trainee(nn.Module):
-    """The model and its objective as one module, so that gradients of several processes meet in one place."""
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.model, self.objective = model, objective
-
-    def forward(self, images: Tensor, targets: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.objective(self.model, images, targets, taught)
 
 
 class Trainer:
@@ -78,11 +65,10 @@ class Trainer:
             )
             self.notes.append(note)
         learning(self.model.to(world.device))
+        world.share_state(self.model)  # features for a new head are limited by time: each process fits its own
         self.objective = make_objective(self.config, parts.train.targets, len(self.labels)).to(world.device)
         taught = config.distill.teacher is not None
         self.teacher = Teacher(config.distill, self.labels, self.preprocess).to(world.device) if taught else None
-        trainee = Trainee(self.model, self.objective)
-        self.trainee = DistributedDataParallel(trainee) if world.size > 1 else trainee
         shares = share_count(self.config, self.model, world)
         self.shares = Shares(self.model, self.objective, shares, self.config.precision) if shares > 1 else None
         self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim, self.config.precision)
@@ -107,8 +93,7 @@ class Trainer:
         self.batches = self.loader.training(self.stretches(self.step))
 
     def close(self) -> None:
-        """Ends the threads that prepare batches and compute shares, and leaves the group of processes."""
-        self.trainee = Trainee(self.model, self.objective)  # freed later than its group, the distributed one may hang
+        """Ends the threads that prepare batches and compute shares."""
         self.batches.close()
         if self.shares is not None:
             self.shares.pool.shutdown()
@@ -153,16 +138,14 @@ class Trainer:
                 hits += self.hits(batch, logits)
                 continue
             torch.manual_seed(self.part_seed(part))
-            last = part == len(batches) - 1
-            apart = isinstance(self.trainee, DistributedDataParallel) and not last
-            with self.trainee.no_sync() if apart else contextlib.nullcontext():  # type: ignore[operator]
-                with autocast(self.config.precision, self.world.device):
-                    loss, logits = self.trainee(inputs["images"], inputs["targets"], inputs.get("taught"))
-                (loss / len(batches)).backward()
+            with autocast(self.config.precision, self.world.device):
+                loss, logits = self.objective(self.model, inputs["images"], inputs["targets"], inputs.get("taught"))
+            (loss / len(batches)).backward()
             losses.append(loss.detach().float())
             hits += self.hits(batch, logits)
         means = [torch.stack(losses).mean(), torch.stack(hits).mean() if hits else losses[0].new_zeros(())]
         loss, accuracy = self.world.mean(torch.stack(means)).tolist()
+        self.world.average_gradients(self.parameters)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
         return loss, accuracy if hits else None, norm
 
