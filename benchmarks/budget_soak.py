@@ -18,7 +18,7 @@ from typing import Any
 from harness import write_result
 
 import patchword as pw
-from patchword.checkpoints.files import read_json
+from patchword.core.io import read_json
 
 KINDS = ("quiet", "throttled", "killed")
 LEAST, MOST = 30.0, 120.0  # seconds

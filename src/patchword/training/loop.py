@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from ..config import Config
-from ..data.ahead import thread_limit
+from ..core.runtime import Stop, thread_limit
 from ..data.open import completed, lessened, open_data
 from ..data.readable import require_readable
 from ..data.sources import Parts
@@ -36,7 +36,6 @@ from .guard import Fault, write_fault
 from .memory import keep_memory
 from .precision import resolve
 from .schedule import BudgetClock, Clock, StepClock
-from .signals import Stop
 from .state import Snapshot, Store
 from .trainer import NotANumber, Trainer
 from .validation import Answers, ask
