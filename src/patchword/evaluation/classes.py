@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn import metrics
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,8 @@ MOST_CONFUSED = 2000  # classes: a matrix of more takes too much memory, and sho
 
 def confusion_matrix(targets: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """How often each class (row) was taken for each (column)."""
+    from sklearn import metrics  # late: it takes a second
+
     return metrics.confusion_matrix(targets, predicted, labels=np.arange(classes))
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from .calibration import BINS, calibration_error, equal_mass, equal_width
@@ -134,4 +133,6 @@ def multi_label_figures(logits: np.ndarray, targets: np.ndarray) -> dict[str, fl
 
 def average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
     """Mean, over the images of the class, of the precision at the score of each; equal scores count together."""
+    from sklearn.metrics import average_precision_score  # late: it takes a second
+
     return float(average_precision_score(targets > 0.5, scores))
