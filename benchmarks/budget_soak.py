@@ -20,7 +20,7 @@ from typing import Any
 from harness import write_result
 
 import patchword as pw
-from patchword.checkpoints.files import read_json
+from patchword.core.io import read_json
 
 LEAST, MOST = 30.0, 120.0  # seconds
 TOLERANCE = 5.0  # seconds

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from patchword.core.io import build_once, cache_folder
 from patchword.data.archives import extract, read_files
-from patchword.data.cache import build_once, cache_folder
 from patchword.errors import DataError
 
 FILES = {"set/a.txt": b"first", "set/deep/b.bin": bytes(range(256)) * 1000, "c": b""}
@@ -156,7 +156,7 @@ def test_a_folder_is_built_once_and_not_half(tmp_path: Path) -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
-from patchword.data.cache import build_once
+from patchword.core.io import build_once
 def build(folder):
     (folder / "half").write_text("x")
     print("begun", flush=True)

@@ -17,14 +17,14 @@ from sklearn.datasets import load_digits
 
 from conftest import shared_path
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
+from patchword.core import runtime
+from patchword.core.text import visible
 from patchword.data.doctor import Finding, examine, examine_config, findings_table, machine_facts, machine_findings
-from patchword.data.doctor import machine as machine_module
 from patchword.data.doctor.duplicates import ALIKE, CORRELATED, candidates, correlation, difference_hashes
 from patchword.data.doctor.survey import Look, header, look_at
 from patchword.data.folders import class_folders
 from patchword.data.open import open_data
 from patchword.data.sources import ArraySource, FileSource, Parts, from_arrays
-from patchword.data.visible import visible
 
 PARTS = {"train": 12, "val": 4, "test": 4}
 CLASSES = ("cat", "dog", "owl")
@@ -370,7 +370,7 @@ def test_machine_facts_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert 1 <= facts["cores"] <= (os.cpu_count() or 1)
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     (tmp_path / "memory.max").write_text(f"{2**30}\n")
-    monkeypatch.setattr(machine_module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(runtime, "_CGROUP", tmp_path)
     assert machine_facts()["cores"] == 1 and machine_facts()["memory_gib"] == 1.0
     assert "only 1.0 GiB of memory" in " ".join(f.what for f in machine_findings() if f.severity == "warning")
 

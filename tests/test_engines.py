@@ -12,7 +12,7 @@ import torch
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
-from patchword.data.ahead import use_threads
+from patchword.core.runtime import use_threads
 from patchword.engines import ENGINES, Engine, choose, files, open_engine, trial
 from patchword.engines.agreement import agreement, answers, sample_pictures
 from patchword.engines.bench import bench

@@ -13,6 +13,7 @@ SOURCE = ROOT / "src/patchword"
 # From the ground up; a room may import only from rooms below it.
 ROOMS = (
     "errors",
+    "core",
     "config",
     "presets",
     "overrides",

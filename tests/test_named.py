@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
+from patchword.core.io import data_folder
 from patchword.data import known, packages
 from patchword.data.arrays import KEYS, Arrays, digest
-from patchword.data.cache import data_folder
 from patchword.data.download import Remote, Unreachable
 from patchword.data.idx import FILES, parse_idx
 from patchword.data.known import SETS, ArraySet, FileSet, Road, class_names

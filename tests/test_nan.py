@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from patchword.checkpoints.files import sha256
 from patchword.config import Config, OptimConfig
+from patchword.core.io import sha256
 from patchword.data.loader import Batch, Loader
 from patchword.data.open import completed
 from patchword.data.sources import ArraySource, Parts

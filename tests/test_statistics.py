@@ -7,8 +7,8 @@ from sklearn import metrics as oracle
 
 from patchword.evaluation.calibration import calibration_error, equal_mass, equal_width, fit_temperature
 from patchword.evaluation.classes import class_figures, class_intervals, confusion_matrix
-from patchword.evaluation.intervals import bootstrap_all, bootstrap_mean, compare
-from patchword.evaluation.metrics import Tally, expected_calibration_error
+from patchword.evaluation.intervals import bootstrap_all, bootstrap_mean, compare, wilson
+from patchword.evaluation.metrics import Tally, average_precision, expected_calibration_error
 from patchword.evaluation.several import SeveralTally
 
 NOISE = np.random.default_rng(0)
@@ -24,7 +24,9 @@ def test_class_figures_are_scikit_learns() -> None:
     np.testing.assert_array_equal(figures.support, expected[3])
     assert figures.balanced_accuracy == pytest.approx(oracle.balanced_accuracy_score(targets, predicted))
     assert figures.macro_f1 == pytest.approx(oracle.f1_score(targets, predicted, average="macro"))
-    np.testing.assert_array_equal(confusion_matrix(targets, predicted, 6), oracle.confusion_matrix(targets, predicted))
+    matrix = confusion_matrix(targets, predicted, 6)
+    assert matrix.shape == (6, 6) and matrix[2, 3] == ((targets == 2) & (predicted == 3)).sum()
+    np.testing.assert_array_equal(matrix.sum(axis=0), np.bincount(predicted, minlength=6))
 
 
 def test_a_class_that_does_not_occur_does_not_count() -> None:
@@ -95,6 +97,39 @@ def test_bootstrap_intervals_cover() -> None:
     values = NOISE.normal(size=300)
     (by_rows,) = bootstrap_all(lambda rows: np.array([values[rows].mean()]), 300, rounds=2000)
     np.testing.assert_allclose(by_rows, bootstrap_mean(values, rounds=2000, seed=5), atol=0.03)
+
+
+def test_wilson_is_its_closed_form() -> None:
+    z = 1.959963984540054
+    for hits, n in ((0, 10), (7, 10), (10, 10), (81, 263), (9431, 10_000)):
+        rate = hits / n
+        centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+        reach = z * np.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        np.testing.assert_allclose(wilson(rate, n), (max(0, centre - reach), min(1, centre + reach)), atol=1e-12)
+
+
+def test_bootstraps_are_quantiles_of_draws_with_replacement() -> None:
+    values = NOISE.normal(size=300)
+    draws = values[np.random.default_rng(3).integers(0, 300, (500, 300))]
+    expected = np.quantile(draws.mean(axis=1), [0.025, 0.975])
+    np.testing.assert_allclose(bootstrap_mean(values, rounds=500, seed=3), expected, atol=1e-12)
+
+    def statistics(rows: np.ndarray) -> np.ndarray:
+        return np.array([values[rows].mean(), values[rows].max()])
+
+    mean, most = bootstrap_all(statistics, 300, rounds=500, seed=3)
+    np.testing.assert_allclose(mean, expected, atol=1e-12)
+    np.testing.assert_allclose(most, np.quantile(draws.max(axis=1), [0.025, 0.975]), atol=1e-12)
+    assert bootstrap_mean(np.array([0.5])) == (0.5, 0.5)
+    assert bootstrap_all(lambda rows: np.array([7.0, 8.0])[: len(rows) + 1], 1) == [(7.0, 7.0), (8.0, 8.0)]
+
+
+def test_average_precision_by_definition() -> None:
+    """The mean, over the images of the class, of the precision among all that score at least as high."""
+    for scores in (NOISE.normal(size=200), NOISE.integers(0, 5, 200).astype(np.float32)):  # the second with ties
+        targets = (NOISE.random(200) < 0.3).astype(np.float32)
+        precisions = [targets[scores >= score].mean(dtype=np.float64) for score in scores[targets > 0]]
+        assert average_precision(scores, targets) == pytest.approx(np.mean(precisions), abs=1e-12)
 
 
 def test_the_paired_test_has_the_right_size_and_power() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from patchword.checkpoints.files import atomic_output
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
+from patchword.core.io import atomic_output
 from patchword.data.open import completed, open_data
 from patchword.data.sources import ArraySource, Parts, from_arrays
 from patchword.errors import CheckpointError, ConfigError, DataError
@@ -185,7 +185,7 @@ def test_the_old_model_survives_an_interrupted_replacement(tmp_path: Path, monke
         calls.clear()
         with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, CheckpointError)):
             patch.setattr(os, "replace", interrupted)
-            with atomic_output(target, overwrite=True) as made:
+            with atomic_output(target, overwrite=True, replaceable=("model.json",)) as made:
                 made.mkdir()
         (kept,) = tmp_path.rglob("model.json")
         assert kept.read_text() == "old" and (kept.parent == target) == (not fails_back)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..config import ViTConfig
-from ..data.visible import visible
+from ..core.text import visible
 from .checkpoint import Checkpoint
 
 MOST_LABELS = 20

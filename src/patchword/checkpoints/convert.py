@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from ..config import ViTConfig
+from ..core.io import atomic_output, write_json
 from ..errors import CheckpointError, ConversionError, Note
 from ..preprocess import HALF, Preprocess
 from .checkpoint import Checkpoint, place_positions
 from .family import HEADS, Family, Fields, Tensors
-from .files import TENSOR_SUFFIXES, atomic_output, write_json, write_tensors
+from .files import MODEL_FILES, TENSOR_SUFFIXES, write_tensors
 from .foreign import FAMILIES, read_foreign
 from .rules import to_theirs
 
@@ -43,7 +44,7 @@ def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bo
         sidecars = family.sidecars(config, checkpoint.labels, preprocess_fields(checkpoint))
     except KeyError as error:
         raise ConversionError(f"The {name} format has no word for {error}.") from None
-    with atomic_output(out, overwrite=overwrite) as made:
+    with atomic_output(out, overwrite=overwrite, replaceable=MODEL_FILES) as made:
         write(made, theirs, sidecars, wrapped=name == "deit" and not quirks.get("bare"))
         return compare(made, out, family, replace(checkpoint, tensors=tensors, config=config))
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from .. import __version__
 from ..config import ModelConfig, ResNetConfig, ViTConfig
+from ..core.io import atomic_output, read_json, sha256, write_json
 from ..errors import CheckpointError, ConfigError, Note
 from ..models import tensor_shapes
 from ..preprocess import Preprocess
 from .checkpoint import Checkpoint
-from .files import atomic_output, read_json, read_tensors, sha256, write_json, write_tensors
+from .files import MODEL_FILES, read_tensors, write_tensors
 from .rules import listed
 
 FORMAT = 1
@@ -23,7 +24,7 @@ EXTRA = "extra."
 def write_folder(folder: Path, checkpoint: Checkpoint, *, overwrite: bool = False) -> None:
     """Writes the folder whole or not at all."""
     tensors = {**checkpoint.tensors, **{EXTRA + n: t for n, t in checkpoint.extras.items()}}
-    with atomic_output(folder, overwrite=overwrite) as made:
+    with atomic_output(folder, overwrite=overwrite, replaceable=MODEL_FILES) as made:
         made.mkdir()
         write_tensors(made / WEIGHTS, tensors)
         write_json(made / DESCRIPTION, {**describe(checkpoint), "sha256": sha256(made / WEIGHTS)})

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..config import ViTConfig
+from ..core.io import read_json
 from ..data.imagenet import imagenet_classes
 from ..errors import CheckpointError, ConfigError, Note
 from ..models import tensor_shapes
@@ -14,7 +15,7 @@ from .checkpoint import Checkpoint
 from .deit import DeiT
 from .dinov2 import DINOv2
 from .family import Described, Family, Fields, Source
-from .files import TENSOR_SUFFIXES, read_json, read_tensors
+from .files import TENSOR_SUFFIXES, read_tensors
 from .google import Google
 from .rules import listed, to_ours
 from .timm import Timm

@@ -5,7 +5,6 @@ did. The download itself, tokens and the cache are huggingface_hub's (HF_TOKEN, 
 work as documented there). Does not know what is inside the files.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..core.io import file_digest
 from ..errors import HubError
 
 EXAMPLE = "hf:google/vit-base-patch16-224 or hf:google/vit-base-patch16-224@main"
@@ -145,9 +145,7 @@ def _verify(path: Path, sha256: str | None) -> None:
     seal = path.parents[2] / ".patchword" / sha256  # <cache>/models--owner--name/snapshots/<commit>/<file>
     if seal.is_file() and seal.read_text() == stamp:
         return
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+    if (found := file_digest(path, "sha256")) != sha256:
         _discard(path)
         raise HubError(f"{path.name} arrived damaged: sha256 {found}, not {sha256}. It was deleted; try again.")
     with suppress(OSError):  # a cache that is read-only is checked each time

@@ -1,6 +1,5 @@
 """The commands that take a model elsewhere and fast: export, bench."""
 
-import hashlib
 import json as json_format
 import time
 from pathlib import Path
@@ -64,8 +63,8 @@ def export(
         raise ConfigError("--calibrate goes with --int8: nothing else needs to be calibrated.")
     max_drop = max_drop if max_drop is not None else LOSS + (merge_drop or 0.0)
     check_numbers(merge, merge_drop, max_drop)
-    from ..checkpoints.files import atomic_output
     from ..classifier import Classifier
+    from ..core.io import atomic_output, replace_json
     from ..engines.export import Wanted, check_format, make_file
     from ..evaluation import labelled_pictures
     from ..evaluation.proof import prove
@@ -90,7 +89,7 @@ def export(
             proof = prove(classifier, engine, wanted, pictures, max_drop / 100, step)
         said = {"file": out.name, **stated(made), "model": model, "verify": verify, "max_drop": max_drop}
         said |= {**vars(wanted), **proof.to_json()}
-        write_proof(out.with_name(f"{out.name}.proof.json"), said)
+        replace_json(out.with_name(f"{out.name}.proof.json"), said)
         put_weights(made, weights)
     print_proof(out, said["bytes"], proof)
     return 0
@@ -114,19 +113,13 @@ def check_numbers(merge: float, merge_drop: float | None, max_drop: float) -> No
 def stated(made: Path) -> dict[str, Any]:
     """What ties a proof to its file."""
     from .. import __version__
+    from ..core.io import sha256
 
     files = [made, made.with_suffix(".bin")] if made.suffix == ".xml" else [made]
-    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    digests = [sha256(file) for file in files]
     weights = {"sha256_of_weights": digests[1]} if len(digests) > 1 else {}  # OpenVINO keeps them all in the .bin
     size = sum(file.stat().st_size for file in files)
     return {"sha256": digests[0], **weights, "bytes": size, "patchword": __version__, "date": time.strftime("%Y-%m-%d")}
-
-
-def write_proof(path: Path, said: dict[str, Any]) -> None:
-    from ..checkpoints.files import atomic_output
-
-    with atomic_output(path, overwrite=True) as made:
-        made.write_text(json_format.dumps(said, indent=2) + "\n")
 
 
 def merged_within(
@@ -155,12 +148,11 @@ def merged_by(config: "ModelConfig", part: float) -> tuple[int, ...]:
 
 def put_weights(made: Path, weights: Path) -> None:
     """OpenVINO keeps weights in a file of their own, which must be there before the one that names it."""
-    from ..checkpoints.files import sync
+    from ..core.io import move_into_place
 
     if made.suffix == ".xml":
-        sync(made.with_suffix(".bin"))
         weights.with_suffix(".xml").unlink(missing_ok=True)  # an old one would name weights that are not its own
-        made.with_suffix(".bin").replace(weights)
+        move_into_place(made.with_suffix(".bin"), weights)
 
 
 def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
@@ -283,7 +275,7 @@ def show_bench(rows: "list[Measured]", accuracy: dict[str, float], json: bool) -
 
 
 def write_bench_page(out: Path, model: str, rows: "list[Measured]", accuracy: dict[str, float]) -> None:
-    from ..data.doctor.machine import machine_line
+    from ..core.runtime import machine_line
     from ..figures.files import PAGE
     from ..report.benched import write_bench
 

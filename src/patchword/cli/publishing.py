@@ -25,7 +25,7 @@ def card(
         overwrite: replace the file if it is there
     """
     from ..checkpoints.card import model_card
-    from ..checkpoints.files import atomic_output
+    from ..core.io import atomic_output
 
     title = title_of(model).removeprefix("patchword:")
     reference = model if model.startswith(("hf:", "patchword:")) else title

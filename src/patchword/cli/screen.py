@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..data.visible import visible
+from ..core.text import visible
 
 if TYPE_CHECKING:
     from ..evaluation import Evaluation

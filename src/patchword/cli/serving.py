@@ -39,8 +39,6 @@ def serve(
         from ..serve.run import run
     except ModuleNotFoundError as error:
         raise ConfigError(f"Serving needs {error.name}: {how_to_install('serve')}.") from None
-    except (ImportError, ValueError):  # no fork server: Windows
-        raise ConfigError("Serving needs Linux or macOS: the model runs in a process that is forked.") from None
     token = os.environ.get(TOKEN)
     if token is not None and not (token and token == token.strip() and token.isascii() and token.isprintable()):
         raise ConfigError(f"{TOKEN} must be plain ASCII, not empty, without spaces around; unset it to ask for none.")
@@ -54,7 +52,8 @@ def listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name != "nt":  # on Windows it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()

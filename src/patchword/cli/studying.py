@@ -29,7 +29,7 @@ def study(
         recipe: a recipe to vary in place of the small ViT on CIFAR-10
         out: folder for the runs, the table and report.html; studies/NAME if not given
     """
-    from ..data.doctor.machine import machine_line
+    from ..core.runtime import machine_line
     from ..figures.files import PAGE
     from ..overrides import seconds
     from ..recipes import load_recipe

@@ -2,31 +2,16 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
+from ..core.runtime import use_threads
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def use_threads(count: int) -> None:
-    """For the calling thread. Asked first, since a thread's first use takes the process's number, whatever was set."""
-    torch.get_num_threads()
-    torch.set_num_threads(count)
-
-
-@contextlib.contextmanager
-def thread_limit(threads: int | None) -> Iterator[None]:
-    """So many cores for what is done within; None: as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def ahead(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:

@@ -5,12 +5,12 @@ of a second.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ..core.io import sync
 from ..errors import DataError
 from .sources import ArraySource, Parts
 
@@ -29,10 +29,8 @@ def digest(arrays: Arrays) -> str:
 
 def save_arrays(folder: Path, arrays: Arrays) -> None:
     for key in KEYS:
-        with open(folder / f"{key}.npy", "wb") as file:
-            np.save(file, arrays[key], allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())  # the folder is about to get its final name, which says that it is complete
+        np.save(folder / f"{key}.npy", arrays[key], allow_pickle=False)
+        sync(folder / f"{key}.npy")  # the folder is about to get its final name, which says that it is complete
 
 
 def load_parts(folder: Path, name: str, labels: Sequence[str]) -> Parts:

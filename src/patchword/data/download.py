@@ -5,7 +5,6 @@ TARGET.part, which outlives a broken connection and a killed process; only a che
 Proxies are taken from the environment.
 """
 
-import hashlib
 import http.client
 import json
 import os
@@ -18,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.io import file_digest, locked, move_into_place, writing
 from ..errors import DataError
-from .cache import locked, writing
 
 Progress = Callable[[int, int | None], object]  # bytes so far, bytes in all where that is known
 
@@ -269,7 +268,7 @@ def _read(job: _Job, response: http.client.HTTPResponse) -> bytes:
 def _accept(job: _Job, resumed: bool) -> None:
     fault = _fault(job, job.part)
     if fault is None:
-        os.replace(job.part, job.target)
+        move_into_place(job.part, job.target)
     job.discard()
     if fault is None:
         return
@@ -283,11 +282,6 @@ def _fault(job: _Job, path: Path) -> str | None:
     if job.size is not None and path.stat().st_size != job.size:
         return f"it has {path.stat().st_size:,} bytes where {job.size:,} are expected"
     for name, expected in job.checksums.items():
-        # Not for security: old data sets have nothing but an MD5, and some systems forbid it otherwise.
-        digest = hashlib.new(name, usedforsecurity=False)
-        with open(path, "rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-        if digest.hexdigest() != expected:
-            return f"its {name} is {digest.hexdigest()} where {expected} is expected"
+        if (found := file_digest(path, name)) != expected:
+            return f"its {name} is {found} where {expected} is expected"
     return None

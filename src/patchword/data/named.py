@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.io import build_once, data_folder
+from ..core.text import tell
 from ..errors import DataError
 from .arrays import Arrays, check, digest, load_parts, save_arrays
-from .cache import build_once, data_folder, tell
 from .download import Progress, Unreachable
 from .known import SETS, ArraySet, FileSet, Road, class_names
 from .randomness import keys

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DataConfig
+from ..core.text import tell
 from ..errors import DataError, Note
-from .cache import tell
 from .folders import open_folder
 from .hub_datasets import PREFIX, is_saved_dataset, open_hub_dataset, open_saved_dataset
 from .images import SUFFIXES

@@ -4,13 +4,13 @@ Where only a proxy of the registries can be reached, as in many companies and bu
 of a package is run or installed: its archive is fetched, checked and read.
 """
 
-import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.io import move_into_place
 from .download import Progress, Remote
 
 _PATIENCE = 1800  # seconds for a package manager, which retries by itself
@@ -68,7 +68,7 @@ def _fetch_with(command: list[str], pattern: str, target: Path) -> bool:
             command, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_PATIENCE
         )
         for fetched in scratch.glob(pattern):
-            os.replace(fetched, target)
+            move_into_place(fetched, target)
     except (OSError, subprocess.SubprocessError):
         pass
     finally:

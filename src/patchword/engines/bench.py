@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..checkpoints import Checkpoint
+from ..core.runtime import resident_memory
 from .agreement import Agreement, agreement, answers
 from .engine import Engine, first_line, open_engine, prepare
 from .turns import in_turns
@@ -87,22 +87,13 @@ def try_opening(
 ) -> tuple[dict[str, Any], Engine | None]:
     try:
         prepare(name, checkpoint)  # what making the file takes is not counted
-        start, before = time.perf_counter(), resident()
+        start, before = time.perf_counter(), resident_memory()
         prepared = prepare(name, checkpoint)
         engine = prepared.opened(checkpoint)
         said = answers(engine, pictures)
     except Exception as error:  # whatever a library stumbles on: the others are measured all the same
         return {"error": first_line(error)}, None
-    grown, took = (resident() - before) / 2**20, time.perf_counter() - start
+    grown, took = (resident_memory() - before) / 2**20, time.perf_counter() - start
     size = len(prepared.file) or sum(t.numel() * t.element_size() for t in checkpoint.tensors.values())
     found = agreement(wanted, said, checkpoint.several)
     return {"agreement": found, "mebibytes": grown, "size": size / 2**20, "seconds": took}, engine
-
-
-def resident() -> int:
-    """Bytes that this process holds; 0 where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
-    except (OSError, StopIteration, ValueError):
-        return 0

@@ -1,12 +1,12 @@
 """`engine="auto"`: the fastest engine for a model on this machine whose answers stay close to the model's."""
 
-import hashlib
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..checkpoints import Checkpoint
+from ..core.io import digest as digest_of
 from ..errors import ConfigError, PatchwordError
 from .agreement import Agreement, agreement, answers, other_pictures, sample_pictures
 from .engine import ENGINES, Engine, Prepared, first_line, open_engine, prepare
@@ -117,7 +117,7 @@ def ranking(checkpoint: Checkpoint) -> list[str]:
     verdicts = try_engines()
     said = [str(checkpoint.config.to_json()), str(torch.get_num_threads())]
     said += [f"{key(name)} {verdict.works}" for name, verdict in verdicts.items()]
-    place = f"rank-{hashlib.sha256(' '.join(said).encode()).hexdigest()[:24]}"
+    place = f"rank-{digest_of(*said)[:24]}"
     kept = recall(place, lambda names: [str(name) for name in names if name in ENGINES])  # type: ignore[attr-defined]
     if kept:
         return kept

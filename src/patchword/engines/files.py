@@ -14,23 +14,21 @@ from pathlib import Path
 from torch import Tensor
 
 from ..checkpoints import Checkpoint
-from ..data.cache import cache_folder
+from ..core.io import atomic_file, cache_folder, weights_digest, write_file
+from ..core.io import digest as digest_of
 from ..errors import DataError
 from .probe import versions
 
 MOST_KEPT = 2**32  # bytes of all files; those that were not used for longest go first
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf")
-CODE = ("engines", "models", "config", "checkpoints/checkpoint.py", "preprocess.py")
+CODE = ("core", "engines", "models", "config", "checkpoints/checkpoint.py", "preprocess.py")
 
 
 def digest(purpose: str, checkpoint: Checkpoint, calibration: Tensor, merged: Sequence[int]) -> str:
-    said = f"{purpose} {checkpoint.config.to_json()} {checkpoint.preprocess} {checkpoint.temperature} "
-    whole = hashlib.sha256(f"{said} {checkpoint.several} {list(merged)} {made_by()}".encode())
-    for name, tensor in sorted(checkpoint.tensors.items()):
-        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        whole.update(tensor.detach().float().contiguous().numpy().data)
-    whole.update(calibration.contiguous().numpy().data)
-    return whole.hexdigest()[:32]
+    """Not of the labels: no engine knows them."""
+    model = (checkpoint.config.to_json(), checkpoint.preprocess, checkpoint.temperature, checkpoint.several)
+    tensors = (weights_digest(checkpoint.tensors), weights_digest({"calibration": calibration}))
+    return digest_of(purpose, *model, list(merged), made_by(), *tensors)[:32]
 
 
 @cache
@@ -59,12 +57,8 @@ def keep_file(name: str, content: bytes) -> None:
     """A disk that does not take it costs time, not the answer."""
     with contextlib.suppress(OSError, DataError):
         folder().mkdir(parents=True, exist_ok=True)
-        part = folder() / f".{name}.{os.getpid()}"
-        try:
-            part.write_bytes(hashlib.sha256(content).digest() + content)
-            os.replace(part, folder() / name)
-        finally:
-            part.unlink(missing_ok=True)
+        with atomic_file(folder() / name) as made:
+            write_file(made, [hashlib.sha256(content).digest(), content])
         make_room()
 
 

@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ..data.cache import cache_folder
+from ..core.io import atomic_file, cache_folder, write_file
 from ..errors import DataError
 
 Answer = TypeVar("Answer")
@@ -16,7 +15,7 @@ Answer = TypeVar("Answer")
 def recall(name: str, read: Callable[[object], Answer]) -> Answer | None:
     """What was kept under that name, as `read` makes it out of JSON; None if there is nothing that it can read."""
     with contextlib.suppress(OSError, DataError, ValueError, TypeError, KeyError):
-        return read(json.loads(place(name).read_text()))
+        return read(json.loads(place(name).read_bytes()))
     return None
 
 
@@ -24,9 +23,8 @@ def keep(name: str, answer: object) -> None:
     with contextlib.suppress(OSError, DataError):
         path = place(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(answer))
-        os.replace(part, path)
+        with atomic_file(path) as made:
+            write_file(made, [json.dumps(answer).encode()])
 
 
 def place(name: str) -> Path:

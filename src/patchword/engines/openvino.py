@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.doctor.machine import cores
+from ..core.runtime import cores
 from .onnx import INPUT, quiet
 
 

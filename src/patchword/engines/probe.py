@@ -5,7 +5,6 @@ The answer is kept in the user's cache, one file for each kind of processor and 
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import platform
@@ -14,8 +13,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from ..core.io import digest
+from ..core.runtime import cpuinfo
 from .kept import keep, recall
 
 # Times products of a size that a ViT has; run by a child, which may be killed by its first instruction.
@@ -62,11 +62,10 @@ def measure() -> Abilities:
 
 def fingerprint() -> str:
     """Of what the verdict depends on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else [platform.processor(), platform.machine()]
+    lines = cpuinfo() or [platform.processor(), platform.machine()]
     said = [line for line in lines if line.startswith(("model name", "flags", "microcode"))][:3] or lines
     settings = [os.environ.get("ONEDNN_MAX_CPU_ISA", ""), version("torch")]
-    return hashlib.sha256("\n".join(said + settings).encode()).hexdigest()[:24]
+    return digest(*said, *settings)[:24]
 
 
 def versions(packages: Iterable[str]) -> list[str]:

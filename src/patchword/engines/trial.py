@@ -5,7 +5,6 @@ answer here. Verdicts are kept in the user's cache, by processor and by versions
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from ..core.io import digest
 from ..errors import how_to_install
 from .engine import ENGINES, Engine
 from .files import made_by
@@ -68,7 +68,7 @@ def key(name: str) -> str:
     said = [fingerprint(), name, str(os.environ.get("OMP_NUM_THREADS")), made_by()]
     if name == "torch-compiled":
         said.append(str(shutil.which("g++") or shutil.which("clang++") or shutil.which("cl")))
-    return f"trial-{hashlib.sha256(' '.join(said).encode()).hexdigest()[:24]}"
+    return f"trial-{digest(*said)[:24]}"
 
 
 def try_engine(name: str, child: str = CHILD) -> Verdict:

@@ -32,7 +32,9 @@ MOST_CONFUSED = 2000  # classes: a matrix of more takes too much memory, and sho
 
 def confusion_matrix(targets: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """How often each class (row) was taken for each (column)."""
-    return np.bincount(targets * classes + predicted, minlength=classes * classes).reshape(classes, classes)
+    from sklearn import metrics  # late: it takes a second
+
+    return metrics.confusion_matrix(targets, predicted, labels=np.arange(classes))
 
 
 def class_intervals(
@@ -60,7 +62,10 @@ def class_intervals(
 
 
 def class_figures(targets: np.ndarray, predicted: np.ndarray, classes: int) -> ClassFigures:
-    """Without the matrix, which for 21,843 classes would take gigabytes."""
+    """What scikit-learn's precision_recall_fscore_support gives with zero_division=nan, without the matrix.
+
+    Counted here since intervals need it 500 times over: for 50,000 images of 1,000 classes it takes 0.3 ms, there 18.
+    """
     hits = np.bincount(targets[targets == predicted], minlength=classes).astype(np.float64)
     support, said = (np.bincount(values, minlength=classes) for values in (targets, predicted))
     with np.errstate(invalid="ignore"):

@@ -3,48 +3,52 @@
 Plain arrays; no models, no files.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.stats import binomtest, bootstrap
 
 ROUNDS = 2000
 LEVEL = 0.95
 
 
-def wilson(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a rate that was seen in n independent trials; z = 1.96 gives 95%."""
+def wilson(rate: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval for a rate that was seen in n independent trials."""
     if n <= 0:
         return 0.0, 1.0
-    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - reach), min(1.0, centre + reach)
+    found = binomtest(round(rate * n), n).proportion_ci(LEVEL, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def bootstrap_all(
     statistics: Callable[[np.ndarray], np.ndarray], count: int, *, rounds: int = ROUNDS, seed: int = 0
 ) -> list[tuple[float, float]]:
     """95 % percentile intervals of `statistics(rows)`, (S,), where rows are drawn from `count` with replacement."""
-    draw = np.random.default_rng(seed)
-    values = np.stack([statistics(draw.integers(0, count, count)) for _ in range(rounds)])
-    return [tail(column) for column in values.T]
+    if count < 2:  # which scipy refuses: every draw is the same
+        return [(float(value), float(value)) for value in statistics(np.arange(count))]
+    found = percentile_bootstrap(np.arange(count), statistics, rounds, seed, vectorized=False)
+    return [(float(low), float(high)) for low, high in zip(found.low, found.high, strict=True)]
 
 
 def bootstrap_mean(values: np.ndarray, *, rounds: int = ROUNDS, seed: int = 0) -> tuple[float, float]:
     """The same for a mean, many rounds at once."""
-    draw, count = np.random.default_rng(seed), len(values)
-    step = max(1, 10_000_000 // count)  # so that memory stays below 100 MB
-    means = [
-        values[draw.integers(0, count, (min(step, rounds - r), count))].mean(axis=1) for r in range(0, rounds, step)
-    ]
-    return tail(np.concatenate(means))
+    if len(values) < 2:
+        return float(values[0]), float(values[0])
+    found = percentile_bootstrap(values, np.mean, rounds, seed, vectorized=True)
+    return float(found.low), float(found.high)
 
 
-def tail(values: "np.ndarray | list[float]") -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+def percentile_bootstrap(
+    values: np.ndarray, statistic: Callable[..., Any], rounds: int, seed: int, *, vectorized: bool
+) -> Any:
+    """The interval, as an object with `low` and `high`, from as many draws at once as take less than 100 MB."""
+    result = bootstrap(
+        (values,), statistic, n_resamples=rounds, batch=max(1, 5_000_000 // len(values)), vectorized=vectorized,
+        confidence_level=LEVEL, method="percentile", random_state=np.random.default_rng(seed),
+    )  # fmt: skip
+    return result.confidence_interval
 
 
 @dataclass(frozen=True)

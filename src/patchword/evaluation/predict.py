@@ -1,15 +1,13 @@
 """Many pictures classified: from paths on a command line to rows for a screen, a JSON document or a CSV file."""
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..classifier import Classifier
+from ..core.io import digest, weights_digest
 from ..data.images import list_images
 from ..errors import DataError, ImageError
 from .table import Table
@@ -65,10 +63,5 @@ def predict_table(
 def fingerprint(classifier: Classifier) -> str:
     """Changes with anything that changes a prediction."""
     checkpoint = classifier.checkpoint
-    digest = hashlib.sha256()
-    for name, tensor in sorted(checkpoint.tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    said = (checkpoint.config, classifier.preprocess, classifier.labels, checkpoint.temperature, checkpoint.several)
-    digest.update(f"{said} {classifier.engine_name}".encode())
-    return digest.hexdigest()
+    model = (checkpoint.config, classifier.preprocess, classifier.labels, checkpoint.temperature, checkpoint.several)
+    return digest(*model, classifier.engine_name, weights_digest(checkpoint.tensors))

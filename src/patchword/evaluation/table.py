@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.files import atomic_output
+from ..core.io import atomic_file, atomic_output, move_into_place
 from ..errors import DataError
 
 SYNC_EVERY = 5.0  # seconds: what a power cut may cost
@@ -58,8 +58,10 @@ class Table:
             raise DataError(
                 f"{self.partial} was begun with another model or another --top. Delete it, or choose another name."
             )
-        copy = self.partial.with_name(f".{self.partial.name}.{os.getpid()}")
-        with copy.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with (
+            atomic_file(self.partial) as made,
+            made.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        ):
             writer = csv.writer(file)
             writer.writerow(self.columns)
             for cells in self.whole_rows():
@@ -67,7 +69,6 @@ class Table:
                     writer.writerow(cells)
                     self.done.add(cells[0])
                     self.failed += bool(cells[-1])
-        os.replace(copy, self.partial)
         self.file = self.partial.open("a", encoding="utf-8", errors="surrogateescape", newline="")
 
     def whole_rows(self) -> Iterator[list[str]]:
@@ -103,11 +104,9 @@ class Table:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
-            if kind is None:
-                self.sync()
             self.file.close()
             if kind is None:
-                os.replace(self.partial, self.path)
+                move_into_place(self.partial, self.path)
                 self.about.unlink(missing_ok=True)
         except OSError as error:
             raise self.failure(error) from None

@@ -1,6 +1,5 @@
 """Figures as files, and a page with them; each file is whole or not there."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.io import move_into_place
 from ..errors import DataError
 from .exhibit import Exhibit
 from .theme import LIGHT, drawn_in
@@ -30,7 +30,7 @@ def write_page(out: Path, page: str, exhibits: Sequence[Exhibit], names: Iterabl
         (workplace / PAGE).write_text(page, encoding="utf-8")
         made = {path.name for path in workplace.iterdir()}
         for path in list(workplace.iterdir()):
-            os.replace(path, out / path.name)
+            move_into_place(path, out / path.name)
         for stale in {f"{name}{ending}" for name in names for ending in (".png", ".svg", ".npz")} - made:
             (out / stale).unlink(missing_ok=True)
     except OSError as error:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint
 from ..classifier import Classifier
+from ..core.text import plural
 from ..figures.exhibit import Exhibit
-from ..figures.words import plural
 from ..models import ViT
 from ..models.resnet import FeatureMap
 from .distance import attention_reach

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints.files import atomic_output
 from ..classifier import Classifier
+from ..core.io import atomic_output
 from ..data.images import load_image
 from ..errors import DataError, ImageError
 from .explain import Method, default_method, explain

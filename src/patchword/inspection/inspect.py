@@ -1,10 +1,10 @@
 """An inspection from start to end: all exhibits made, and what that cost."""
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..core.runtime import peak_memory
 from ..figures.exhibit import Exhibit
 from .exhibits import Subject, exhibits
 
@@ -26,13 +26,3 @@ def inspect(subject: Subject, on_exhibit: Callable[[str], object] = lambda title
         made.append(exhibit)
         on_exhibit(exhibit.title)
     return Found(tuple(made), time.perf_counter() - start, peak_memory())
-
-
-def peak_memory() -> int:
-    """Bytes; 0 where the system does not say."""
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
-        return 0
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .. import __version__
 from ..classifier import Encoder
-from ..data.cache import cache_folder, tell, writing
+from ..core.io import atomic_file, cache_folder, digest, weights_digest, writing
+from ..core.text import tell
 from ..data.sources import ArraySource, FileSource, Source, fingerprint
 from ..errors import ConfigError, DataError, ImageError
 from ..models import Model, ViT
@@ -64,18 +65,16 @@ def kept_at(encoder: Encoder, source: Source, layer: int | None) -> Path | None:
     stamp = stamped(source)
     if stamp is None:
         return None
-    digest = hashlib.sha256(f"{__version__} {layer} {encoder.checkpoint.config} {encoder.preprocess} {stamp}".encode())
-    for name, tensor in sorted(encoder.model.state_dict().items()):
-        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return cache_folder() / "features" / f"{digest.hexdigest()[:32]}.npy"
+    model = (encoder.checkpoint.config, encoder.preprocess, weights_digest(encoder.model.state_dict()))
+    return cache_folder() / "features" / f"{digest(__version__, layer, *model, stamp)[:32]}.npy"
 
 
 def stamped(source: Source) -> str | None:
     """Changes when a picture does: its file's size and time, or its pixels."""
-    digest = hashlib.sha256(fingerprint(source).encode())
+    found = hashlib.sha256(fingerprint(source).encode())
     if isinstance(source, ArraySource):
-        digest.update(np.ascontiguousarray(source.images).data)
-        return digest.hexdigest()
+        found.update(np.ascontiguousarray(source.images).data)
+        return found.hexdigest()
     if not isinstance(source, FileSource):
         return None
     for index in range(len(source)):
@@ -83,8 +82,8 @@ def stamped(source: Source) -> str | None:
             state = os.stat(source.name(index))
         except OSError:
             return None
-        digest.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns} {state.st_ino};".encode())
-    return digest.hexdigest()
+        found.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns} {state.st_ino};".encode())
+    return found.hexdigest()
 
 
 def read_kept(place: Path, count: int) -> Tensor | None:
@@ -100,10 +99,5 @@ def read_kept(place: Path, count: int) -> Tensor | None:
 def keep(place: Path, rows: Tensor) -> None:
     with writing(place):
         place.parent.mkdir(parents=True, exist_ok=True)
-        partly = place.with_name(f"{place.name}.{os.getpid()}.partial")
-        try:
-            with partly.open("wb") as file:
-                np.save(file, rows.numpy())
-            os.replace(partly, place)
-        finally:
-            partly.unlink(missing_ok=True)
+        with atomic_file(place) as made, made.open("wb") as file:
+            np.save(file, rows.numpy())

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from ..data.visible import visible
+from ..core.text import count, plural, visible
 from ..evaluation.intervals import wilson
-from ..figures.words import count, plural
 from .content import Graded
 from .pictures import data_uri
 from .text import escape, name, percent, shortened, width

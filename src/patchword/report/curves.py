@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..figures.words import count
+from ..core.text import count
 from .content import Report, Row, number
 from .text import escape, percent
 

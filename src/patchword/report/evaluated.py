@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ..classifier import Classifier
+from ..core.text import plural
 from ..errors import ImageError
 from ..evaluation.classes import MOST_CONFUSED, confusion_matrix
 from ..evaluation.exhibits import reliability_exhibit, robustness_exhibit
@@ -14,7 +15,6 @@ from ..evaluation.metrics import Tally
 from ..evaluation.robustness import Robustness
 from ..figures.exhibit import Exhibit
 from ..figures.files import write_page
-from ..figures.words import plural
 from .confusion import class_table, confusion, listing
 from .content import Graded, Mistake
 from .document import document, notes_list, section

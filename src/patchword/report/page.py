@@ -5,9 +5,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.files import atomic_output
-from ..data.visible import visible
-from ..figures.words import count
+from ..core.io import atomic_output
+from ..core.text import count, visible
 from .confusion import class_table, confusion
 from .content import Report
 from .curves import curves

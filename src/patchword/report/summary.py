@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.text import count, plural
 from ..evaluation.intervals import wilson
-from ..figures.words import count, plural
 from .content import Graded, Report, number
 from .text import duration, escape, name, percent, table
 

@@ -3,7 +3,7 @@
 import html
 import unicodedata
 
-from ..data.visible import visible
+from ..core.text import visible
 
 _SPACE = "\u202f"  # narrow, and no line break at it
 

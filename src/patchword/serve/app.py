@@ -15,7 +15,7 @@ from ..checkpoints import Checkpoint, read_checkpoint
 from ..checkpoints.card import without_paths
 from ..classifier import Classifier, find_class
 from ..config import ViTConfig
-from ..data.ahead import thread_limit
+from ..core.runtime import thread_limit
 from ..engines.choose import asked
 from ..errors import ConfigError, ImageError
 from .guard import Guard

@@ -1,6 +1,7 @@
 """The model in a process of its own. If it dies, whatever killed it, another takes its place within a second or two.
 
-New workers are forked from a server that has imported torch already and never computed anything, so they start fast.
+Where the system can fork, new workers come from a server that has imported torch already and never computed anything,
+so they start fast. On Windows they import it anew, which takes seconds.
 """
 
 import atexit
@@ -13,9 +14,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ from ..inspection.explain import explain
 from ..inspection.looking import readers_of
 from ..models import ViT
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([__name__])
+FORKING = "forkserver" in multiprocessing.get_all_start_methods()
+CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("forkserver" if FORKING else "spawn")
+if FORKING:
+    CONTEXT.set_forkserver_preload([__name__])
 
 
 class WorkerDied(Exception):
@@ -56,7 +58,7 @@ class Worker:
         self.packed, self.threads, self.patience, self.on_restart = packed(checkpoint), threads, patience, on_restart
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self.stopped = False
-        self.process: ForkServerProcess | None = None
+        self.process: BaseProcess | None = None
         self.start()
         atexit.register(self.stop)
 
@@ -64,7 +66,9 @@ class Worker:
         self.process = None
         self.connection, theirs = CONTEXT.Pipe()
         arguments = (theirs, self.packed, self.engine, self.threads)
-        process = CONTEXT.Process(target=serve_model, args=arguments, daemon=True, name="patchword model")
+        process = CONTEXT.Process(  # type: ignore[attr-defined]
+            target=serve_model, args=arguments, daemon=True, name="patchword model"
+        )
         try:
             with deaf():
                 process.start()
@@ -127,6 +131,8 @@ def deaf() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    from multiprocessing import resource_tracker
+
     resource_tracker.ensure_running()  # which unblocks them again when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # children inherit the mask
     try:

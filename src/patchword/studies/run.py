@@ -1,6 +1,5 @@
 """Running a study: one run after the other, each once, however often the study is stopped and started again."""
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -12,8 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..checkpoints import Checkpoint, read_checkpoint
-from ..checkpoints.files import atomic_output, read_json, write_json
 from ..config import Config
+from ..core.io import digest as digest_of
+from ..core.io import read_json, replace_json
 from ..data.open import open_data
 from ..errors import ConfigError, TrainingError
 from ..training import resume, train
@@ -53,7 +53,7 @@ def run_study(
         for cell in study.cells:
             if not any(row["cell"] == cell.name and row["seed"] == seed for row in rows):
                 rows.append(run_cell(study, cell, seed, out, plan, now))
-                keep(out / ROWS, {"study": study.name, "rows": rows})
+                replace_json(out / ROWS, {"study": study.name, "rows": rows})
                 done = f"({len(rows)} of {len(study.cells) * seeds})"
                 say(f"{cell.series}, {cell.x}, seed {seed}: {told(rows[-1])} {done}")
     return rows
@@ -101,7 +101,7 @@ def make_plan(
             )
         say(f"each run makes {plan['steps']} steps; the slowest model takes {slowest:.3f} s for one")
     plan["share"] = (budget - (now() - started)) / runs
-    keep(path, plan)
+    replace_json(path, plan)
     return plan
 
 
@@ -111,7 +111,7 @@ def models_of(study: Study) -> dict[str, Config]:
 
 
 def digest(cell: Cell) -> str:
-    return hashlib.sha256(json.dumps([cell.config.to_json(), cell.part], sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(json.dumps([cell.config.to_json(), cell.part], sort_keys=True))[:16]
 
 
 def trials(study: Study, now: Callable[[], float]) -> tuple[float, float]:
@@ -175,8 +175,3 @@ def training_flops(checkpoint: Checkpoint) -> float:
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernel is not counted
         checkpoint.model()(torch.zeros(1, config.in_channels, *config.image_size))
     return 3.0 * counter.get_total_flops()
-
-
-def keep(path: Path, content: dict[str, Any]) -> None:
-    with atomic_output(path, overwrite=True) as made:
-        write_json(made, content)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.files import atomic_output, read_json, sha256, sync, write_json
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe
 from ..config import Config
-from ..data.cache import got_lock
+from ..core.io import atomic_output, json_bytes, read_json, replace_file, try_lock, unlock, write_json
 from ..errors import CheckpointError, ConfigError
-from .state import json_chunk, safetensors_chunks, write_file
+from .state import safetensors_chunks
 
 CONFIG, SPLIT, METRICS, REPORT = "config.json", "split.json", "metrics.jsonl", "report.html"
+LOCK = ".lock"  # an empty file, locked by the process that trains the run; one that a kill left locks nothing
 FORMAT = 1
 
 
@@ -27,7 +27,7 @@ def new_folder(config: Config, out: str | Path | None) -> Path:
         out = next(folder for folder in numbered_folders(config.name) if not folder.exists())
     folder = Path(out).expanduser()
     if is_empty(folder):  # a volume, say, that cannot be made anew
-        replace_file(folder / CONFIG, [json_chunk(config_content(config))])
+        replace_file(folder / CONFIG, [json_bytes(config_content(config))])
         return folder
     if folder.exists():
         hint = f"patchword resume {folder}" if (folder / CONFIG).is_file() else "choose another name"
@@ -88,38 +88,24 @@ def update_config(folder: Path, config: Config) -> None:
     versions, which kept the given config, are corrected when they are resumed.
     """
     if read_config(folder) != config:
-        replace_file(folder / CONFIG, [json_chunk(config_content(config))])
+        replace_file(folder / CONFIG, [json_bytes(config_content(config))])
 
 
 def write_split(folder: Path, split: dict[str, Any]) -> None:
     """What the parts of the data are, written once."""
-    replace_file(folder / SPLIT, [json_chunk(split)])
+    replace_file(folder / SPLIT, [json_bytes(split, ascii_only=True)])
 
 
 def read_split(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / SPLIT) if (folder / SPLIT).is_file() else None
 
 
-def replace_file(path: Path, chunks: list[Any]) -> None:
-    """A file that appears whole, in place of an older one."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.unlink(missing_ok=True)
-        write_file(part, chunks)
-        os.replace(part, path)
-        sync(path.parent)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} could not be written ({error.strerror or error}).") from None
-
-
 def publish(folder: Path, model: Checkpoint) -> None:
     """Makes the run folder a model folder. model.json comes after the weights, which it vouches for."""
     try:
         (folder / DESCRIPTION).unlink(missing_ok=True)
-        chunks = safetensors_chunks(model.tensors)
-        replace_file(folder / WEIGHTS, chunks)
-        replace_file(folder / DESCRIPTION, [json_chunk({**describe(model), "sha256": sha256(folder / WEIGHTS)})])
+        checksum = replace_file(folder / WEIGHTS, safetensors_chunks(model.tensors))
+        replace_file(folder / DESCRIPTION, [json_bytes({**describe(model), "sha256": checksum}, ascii_only=True)])
     except OSError as error:
         raise CheckpointError(f"The model could not be written to {folder} ({error.strerror or error}).") from None
 
@@ -142,10 +128,11 @@ class Metrics:
     def __init__(self, folder: Path, length: int) -> None:
         self.path = folder / METRICS
         with self.writing():
-            self.file = open(self.path, "ab", buffering=0)  # so that nothing is left to be written on closing
-            if not got_lock(self.file.fileno()):  # kept for as long as the file is open
-                self.file.close()
+            lock = try_lock(folder / LOCK)  # held until the file is closed, or the process ends
+            if lock is None:
                 raise ConfigError(f"{folder} is being trained by another process: wait for it, or stop it first.")
+            self.lock = lock
+            self.file = open(self.path, "ab", buffering=0)  # so that nothing is left to be written on closing
             whole = self.path.read_bytes()[:length].rfind(b"\n") + 1  # a damaged file may be shorter
             self.file.truncate(whole)
             self.file.seek(whole)
@@ -177,6 +164,7 @@ class Metrics:
 
     def close(self) -> None:
         self.file.close()
+        unlock(self.lock)
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.files import atomic_output, read_json, sha256, write_json, write_tensors
+from ..checkpoints.files import write_tensors
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe, read_folder
 from ..config.train import Precision
+from ..core.io import atomic_output, read_json, sha256, tensor_bytes, write_json
 from .objective import Objective
 from .precision import autocast
 
@@ -54,7 +55,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
 
 @contextmanager

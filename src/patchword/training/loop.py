@@ -16,7 +16,7 @@ import numpy as np
 from torch import nn
 
 from ..config import Config
-from ..data.ahead import thread_limit
+from ..core.runtime import Stop, thread_limit
 from ..data.open import completed, lessened, open_data
 from ..data.readable import require_readable
 from ..data.sources import Parts
@@ -39,7 +39,6 @@ from .memory import keep_memory
 from .precision import resolve
 from .restart import ResumeMode, finished_outcome, run_to_resume
 from .schedule import BudgetClock, Clock, StepClock
-from .signals import Stop
 from .state import Snapshot, Store
 from .trainer import NotANumber, Trainer
 from .validation import Answers, ask

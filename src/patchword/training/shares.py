@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..config import Config, ViTConfig
 from ..config.train import Precision
-from ..data.ahead import use_threads
+from ..core.runtime import use_threads
 from .objective import Objective
 from .precision import autocast
 from .world import World

@@ -2,10 +2,9 @@
 
 A checkpoint is a folder RUN/checkpoints/step-00000120 that holds a model folder (what was evaluated), state.safetensors
 (what training needs besides) and state.json, with the checksums of all. It is made under another name, brought to disk,
-and only then renamed. All writing goes through `os` calls, in this file, so that tests can break each of them.
+and only then renamed.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -19,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.files import sha256, sync
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe
+from ..core.io import digest, json_bytes, sha256, sync, tensor_bytes, write_file
 from ..errors import CheckpointError, Note
 
 FORMAT = 1
@@ -40,39 +39,18 @@ class Snapshot:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def write_file(path: Path, chunks: list[Any]) -> str:
-    """Writes and brings to disk; returns the checksum."""
-    digest = hashlib.sha256()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        for chunk in chunks:
-            digest.update(chunk)
-            view = memoryview(chunk).cast("B")
-            while view:
-                view = view[os.write(handle, view) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    return digest.hexdigest()
-
-
 def safetensors_chunks(tensors: dict[str, Tensor]) -> list[Any]:
     """A .safetensors file in pieces, without a second copy of the tensors in memory."""
     header, place, data = {}, 0, []
     for name, t in tensors.items():
-        t = t.detach().cpu().contiguous()
         size = t.numel() * t.element_size()
         header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [place, place + size]}
         place += size
         if size:
-            data.append(t.view(-1).view(torch.uint8).numpy())
+            data.append(tensor_bytes(t))
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *data]
-
-
-def json_chunk(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode()
 
 
 class Store:
@@ -107,9 +85,9 @@ class Store:
             os.mkdir(made)
             sums = {WEIGHTS: write_file(made / WEIGHTS, safetensors_chunks(model.tensors))}
             description = {**describe(model), "sha256": sums[WEIGHTS]}
-            sums[DESCRIPTION] = write_file(made / DESCRIPTION, [json_chunk(description)])
+            sums[DESCRIPTION] = write_file(made / DESCRIPTION, [json_bytes(description, ascii_only=True)])
             sums[STATE] = write_file(made / STATE, safetensors_chunks(snapshot.tensors))
-            write_file(made / MANIFEST, [json_chunk(sealed(manifest(snapshot, sums)))])
+            write_file(made / MANIFEST, [json_bytes(sealed(manifest(snapshot, sums)), ascii_only=True)])
             sync(made)
             if target.exists():  # damaged: `load` has passed it over
                 self.remove(target)
@@ -188,7 +166,7 @@ def manifest(snapshot: Snapshot, sums: dict[str, str]) -> dict[str, Any]:
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
     """With a checksum of itself."""
-    return {**content, "seal": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+    return {**content, "seal": digest(json.dumps(content, sort_keys=True))}
 
 
 def read_checkpoint_folder(folder: Path) -> tuple[Snapshot, dict[str, Tensor]]:
@@ -210,7 +188,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
         content = json.loads(raw)
         del content["seal"]
-        whole = raw == json_chunk(sealed(content))
+        whole = raw == json_bytes(sealed(content), ascii_only=True)
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         raise CheckpointError(f"{path} is missing or damaged.") from None
     if not whole:

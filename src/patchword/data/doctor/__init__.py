@@ -1,8 +1,9 @@
 """What is wrong with data, a configuration or a machine, found before hours are spent on it."""
 
+from ...core.runtime import machine_facts
 from .checks import examine
 from .finding import Finding, findings_table
-from .machine import machine_facts, machine_findings
+from .machine import machine_findings
 from .settings import examine_config
 
 __all__ = ["Finding", "examine", "examine_config", "findings_table", "machine_facts", "machine_findings"]

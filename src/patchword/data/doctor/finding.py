@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..visible import visible
+from ...core.text import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

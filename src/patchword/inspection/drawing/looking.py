@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ...data.visible import visible
+from ...core.text import visible
 from ...figures.theme import MAP, bare, mosaic, new_figure, show, stretched, theme
 
 LONGEST = 420  # pixels of a picture's longer side in a figure
