@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checkpoints.files import read_json
 from ..checkpoints.folder import DESCRIPTION
 from ..config import Config
 from ..config.model import REGULARISERS
+from ..core.io import read_json
 from ..errors import ConfigError
 from .folder import CONFIG, REPORT, last_folder, read_config
 from .watch import Outcome, Watcher
