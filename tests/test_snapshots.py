@@ -380,14 +380,15 @@ def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Pat
 
 
 def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With limits that let a study of two short runs, one of which diverges, be over in seconds."""
-    for limit in ("START", "LEAST"):
-        monkeypatch.setattr(f"patchword.studies.run.{limit}", 0.1)
+    """Two short runs, one of which diverges; as many steps as if each took a second, whatever the machine does."""
+    monkeypatch.setattr("patchword.studies.run.trials", lambda study: (1.0, 0.0))
+    for limit in ("START", "LEAST_STEPS"):
+        monkeypatch.setattr(f"patchword.studies.run.{limit}", 1)
     config = BASE.replace(model=TINY, evaluate_every=1e9)
     wild = config.replace(optim=OptimConfig(lr=1e30, clip=0.0))
     cells = (Cell("ViT", 1, wild), Cell("ViT", 2, config))
     study = Study("norm", "title", "question", "paper", "axis", cells, "steps")
-    run_study(study, tmp_path / "study", budget=3.0)
+    run_study(study, tmp_path / "study", budget=20.0)
     check_schema("study_plan", json.loads((tmp_path / "study/plan.json").read_text()), data_keys=("cells",))
     check_schema("study_results", json.loads((tmp_path / "study/results.json").read_text()))
 
