@@ -55,6 +55,7 @@ COLOURS = {
     "usual ViT": "#777777",
 }
 CHOICE_MINUTES = 5
+RUNNING: list[subprocess.Popen] = []  # every run that was started
 
 Key = tuple[str, int, int]  # name, minutes, seed
 
@@ -64,9 +65,13 @@ def measure(arguments: list[str], minutes: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchword", "train", *arguments, "--budget", f"{minutes}m"]
         command += ["--seed", str(seed), "--threads", "1", "--out", f"{folder}/run", "--json"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            RUNNING.append(process)
+            output, log = process.communicate()
+        if process.returncode:
+            sys.exit(f"{' '.join(command[1:])} failed with code {process.returncode}.\n{log[-5000:]}")
         config = json.loads(Path(folder, "run/config.json").read_text())["config"]
-    said = json.loads(done.stdout)
+    said = json.loads(output)
     figures = {"val": said["val"]["top1"], "test": said["test"]["top1"]}
     return {**figures, "steps": said["steps"], "seconds": said["seconds"], "precision": config["precision"]}
 
@@ -82,8 +87,14 @@ def side_by_side(jobs: dict[Key, list[str]], done: Callable[[Key, dict[str, Any]
 
     with ThreadPoolExecutor(free.qsize(), initializer=settle) as lanes:
         waiting = {lanes.submit(measure, arguments, *key[1:]): key for key, arguments in jobs.items()}
-        for future in as_completed(waiting):
-            done(waiting[future], future.result())
+        try:
+            for future in as_completed(waiting):
+                done(waiting[future], future.result())
+        except BaseException:  # the others would take hours yet
+            lanes.shutdown(wait=False, cancel_futures=True)
+            for process in RUNNING:
+                process.kill()
+            raise
 
 
 class Record:

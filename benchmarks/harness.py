@@ -1,12 +1,17 @@
-"""What every benchmark shares: interleaved rounds, medians, and JSON with the machine and the commit."""
+"""What every benchmark shares: interleaved rounds, medians, child processes, and JSON with machine and commit."""
 
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +64,52 @@ def matmul_peak() -> float:
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     times = interleaved({"matmul": lambda: a @ b}, seconds=1)["matmul"]
     return 2 * 1024**3 / min(times) / 1e12
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a child sends in place of an answer: its traceback."""
+
+    text: str
+
+
+class Child:
+    """target(*arguments, pipe) in a process of its own. If it fails, so does the benchmark, at once and with its error.
+
+    `target` answers each message that it receives from the pipe with one of its own.
+    """
+
+    def __init__(self, name: str, target: Callable[..., object], *arguments: object) -> None:
+        context, self.name = multiprocessing.get_context("spawn"), name
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=report_failure, args=(target, arguments, theirs), daemon=True)
+        self.process.start()
+        theirs.close()  # else there is no end of file here when the child dies
+
+    def ask(self, message: object) -> Any:
+        self.pipe.send(message)
+        return self.receive()
+
+    def receive(self) -> Any:
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            sys.exit(f"The process of {self.name} died with exit code {self.process.exitcode}.")
+        if isinstance(answer, Failure):
+            sys.exit(f"{self.name} failed.\n{answer.text}")
+        return answer
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def report_failure(target: Callable[..., object], arguments: tuple[object, ...], pipe: Connection) -> None:
+    try:
+        target(*arguments, pipe)
+    except BaseException:
+        pipe.send(Failure(traceback.format_exc()))
 
 
 def shown(path: str) -> str:

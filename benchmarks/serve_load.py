@@ -35,11 +35,15 @@ class Running:
         command = [sys.executable, "-m", "patchword", "serve", model, "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
+        lines: list[str] = []
         for line in self.process.stderr:
+            lines.append(line)
             if '"ready"' in line:
                 host, _, port = json.loads(line)["url"].removeprefix("http://").partition(":")
                 self.address = host, int(port)
                 break
+        else:
+            sys.exit(f"The server ended with code {self.process.wait()} before it was ready.\n{''.join(lines)}")
         self.drain = subprocess.Popen(["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL)
 
     def memory(self) -> int:

@@ -8,7 +8,6 @@ own, as its users have; they take turns of a few steps. Writes results/training_
 """
 
 import argparse
-import multiprocessing
 import statistics
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import matmul_peak, write_result
+from harness import Child, matmul_peak, write_result
 from inference_fp32 import vit_pytorch_class
 from torch.nn import functional as F
 
@@ -95,6 +94,7 @@ def transformers(run: Config) -> Callable[[], object]:
 
         def __init__(self) -> None:
             self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
+            self.failure: BaseException | None = None
 
         def on_step_begin(self, *arguments: object, **more: object) -> None:
             self.go.acquire()
@@ -105,6 +105,15 @@ def transformers(run: Config) -> Callable[[], object]:
         def step(self) -> None:
             self.go.release()
             self.done.acquire()
+            if self.failure is not None:
+                raise self.failure
+
+        def run(self, trainer: Trainer) -> None:
+            try:
+                trainer.train()
+            except BaseException as error:  # raised where it is waited for
+                self.failure = error
+            self.done.release()
 
     config, batch = run.model, run.batch_size
     peer = ViTConfig(
@@ -120,7 +129,7 @@ def transformers(run: Config) -> Callable[[], object]:
     )  # fmt: skip
     baton = Baton()
     trainer = Trainer(ViTForImageClassification(peer), settings, train_dataset=data, callbacks=[baton])
-    threading.Thread(target=trainer.train, daemon=True).start()
+    threading.Thread(target=baton.run, args=(trainer,), daemon=True).start()
     return baton.step
 
 
@@ -145,20 +154,17 @@ def serve(name: str, run: Config, pipe: Connection) -> None:
 
 
 def measure(title: str, run: Config, names: list[str], seconds: float) -> dict[str, Any]:
-    context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
+    children = {}
     for name in names:
-        pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=serve, args=(name, run, theirs), daemon=True))
-        processes[-1].start()
-        pipes[name].recv()
+        children[name] = Child(name, serve, name, run)
+        children[name].receive()
     times: dict[str, list[float]] = {name: [] for name in names}
     begin = time.perf_counter()
     while len(times[names[0]]) < 5 or time.perf_counter() - begin < seconds:
         for name in names if len(times[names[0]]) % 2 == 0 else reversed(names):
-            pipes[name].send(True)
-            times[name].append(pipes[name].recv())
-    for process in processes:
-        process.kill()
+            times[name].append(children[name].ask(True))
+    for child in children.values():
+        child.stop()
     return table(title, run, times)
 
 
