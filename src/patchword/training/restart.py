@@ -8,7 +8,7 @@ from ..checkpoints.folder import DESCRIPTION
 from ..config import Config
 from ..config.model import REGULARISERS
 from ..core.io import read_json
-from ..errors import ConfigError
+from ..errors import ConfigError, Note
 from .folder import CONFIG, REPORT, last_folder, read_config
 from .watch import Outcome, Watcher
 from .world import World
@@ -81,7 +81,7 @@ def fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def finished_outcome(folder: Path, watchers: tuple[Watcher, ...]) -> Outcome:
     """The outcome of a run that needs no more training, from what its model records."""
-    note = f"{folder} is finished already: nothing was trained. Its report is {folder / REPORT}."
+    note = Note(f"{folder} is already finished: nothing was trained. Its report is {folder / REPORT}.", "finished")
     for watcher in watchers:
         watcher.say(f"note: {note}")
     record = read_json(folder / DESCRIPTION)["provenance"]
