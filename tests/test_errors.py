@@ -326,8 +326,9 @@ def test_a_training_run_with_unreadable_images_is_exit_code_3(tmp_path: Path) ->
 def test_a_signal_is_exit_code_128_and_its_number(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "patchword", "train", "quickstart", "--steps", "1000000", "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        end = time.monotonic() + 120
-        while not (tmp_path / "run/metrics.jsonl").exists() and process.poll() is None and time.monotonic() < end:
+        metrics, end = tmp_path / "run/metrics.jsonl", time.monotonic() + 120
+        # A row: the first step is made, so the handlers of the run are installed.
+        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(number)
         said = process.communicate(timeout=120)[1]

@@ -91,7 +91,7 @@ def test_several_pictures_of_which_one_is_broken(server: Server) -> None:
     response = http_post(f"{server.url}/v1/predict", files=files)
     names = [(r["name"], "error" in r) for r in response.json()["results"]]
     assert response.status_code == 200 and names == [("a.png", False), ("b.png", True), ("c.png", False)]
-    assert [r.get("code") for r in response.json()["results"]] == [None, "image_damaged", None]
+    assert [r.get("code") for r in response.json()["results"]] == [None, "image_unsupported", None]
 
 
 def test_explanations(server: Server, folder: Path) -> None:
