@@ -200,7 +200,8 @@ def test_preprocessing_survives_in_folders(family: str, crop: float, resize: Any
 
 def test_preprocessing_that_a_folder_cannot_state_is_said(tmp_path: Path) -> None:
     notes = write_checkpoint(tmp_path / "wide", checkpoint(image_size=(32, 64)), "transformers")
-    assert any("how pictures are prepared: resize to 35x71, crop 32x64" in note for note in notes)
+    note = next(note for note in notes if note.code == "preprocess_not_stored")
+    assert "resize to 35x71, crop 32x64" in note
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,8 @@ def test_names_that_training_tools_wrap(wrapper: str, tmp_path: Path) -> None:
 
 def test_a_new_head_is_announced(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", checkpoint())
-    assert "9 classes, all zeros" in read_checkpoint(tmp_path / "model", num_classes=9).notes[-1]
+    (note,) = read_checkpoint(tmp_path / "model", num_classes=9).notes
+    assert note.code == "head_replaced" and "9 classes" in note
     assert not read_checkpoint(tmp_path / "model", num_classes=4).notes
 
 
@@ -266,7 +268,8 @@ def test_what_was_assumed_is_what_is_used(tmp_path: Path) -> None:
     note = read_checkpoint(tmp_path / "m.npz", image_size=64).notes[0]
     assert "squash to 64x64" in note
     stated = read_checkpoint(tmp_path / "m.npz").stated(crop=0.5, resize="cover")
-    assert len(stated.notes) == 1 and "as stated: resize to 64x64, crop 32x32" in stated.notes[0]
+    assert [note.code for note in stated.notes] == ["preprocess_stated"]
+    assert "resize to 64x64, crop 32x32" in stated.notes[0]
 
 
 def test_the_output_name_must_fit_the_format(tmp_path: Path) -> None:

@@ -106,7 +106,6 @@ def test_corrupt_files(root: Path) -> None:
     assert finding.severity == "warning" and finding.what == "3 of the 36 pictures in train cannot be read."
     names = ("cat/1.jpg", "dog/2.jpg", "owl/3.jpg")
     assert all(name in reason for name, reason in zip(names, finding.where, strict=True))
-    assert "is empty" in finding.where[2] and "damaged or cut short" in finding.where[0]
 
 
 def test_a_part_without_a_readable_picture(root: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_trial_that_dies_is_an_answer(child: str, why: str, monkeypatch: pytes
 
 
 def test_verdicts_that_last_are_remembered(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    died = trial.Verdict("onnx", False, "its trial was killed by SIGILL")
+    died = trial.Verdict("onnx", False, "its trial was killed by SIGILL", "SIGILL")
     assert trial.try_engine("onnx", "import os, signal; os.kill(os.getpid(), signal.SIGILL)") == died
     monkeypatch.setattr(trial, "_tried", {})  # as in another process
     with monkeypatch.context() as patched:

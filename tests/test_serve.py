@@ -91,6 +91,7 @@ def test_several_pictures_of_which_one_is_broken(server: Server) -> None:
     response = httpx.post(f"{server.url}/v1/predict", files=files)
     names = [(r["name"], "error" in r) for r in response.json()["results"]]
     assert response.status_code == 200 and names == [("a.png", False), ("b.png", True), ("c.png", False)]
+    assert [r.get("code") for r in response.json()["results"]] == [None, "image_unsupported", None]
 
 
 def test_explanations(server: Server, folder: Path) -> None:
@@ -155,38 +156,46 @@ def test_the_page_and_its_headers(server: Server) -> None:
 # ---- refusals
 
 
-def refused(response: httpx.Response, status: int) -> str:
+def refused(response: httpx.Response, status: int, code: str | None = None) -> str:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     said = response.json()
     assert said["status"] == status and said["title"] and said["request_id"]
+    assert said["code"] == code if code else said["code"].isidentifier()
     return str(said["detail"])
 
 
 def test_refusals_have_a_sentence(server: Server) -> None:
     picture = png()
-    assert "no picture" in refused(post(server, "/v1/predict", b""), 422)
-    assert "cut short" in refused(post(server, "/v1/predict", picture[:100]), 422)
-    assert "not read here" in refused(post(server, "/v1/predict", b"<svg/>", "text/html"), 415)
-    assert "not JSON" in refused(post(server, "/v1/predict", b"{", "application/json"), 400)
-    assert "base64" in refused(httpx.post(f"{server.url}/v1/predict", json={"image": "?"}), 422)
-    assert "32 MiB" in refused(post(server, "/v1/predict", b"x" * (32 * 2**20 + 1)), 413)
-    many = [("file", (f"{i}.png", picture)) for i in range(17)]
-    assert "16 pictures" in refused(httpx.post(f"{server.url}/v1/predict", files=many), 422)
-    assert "top" in refused(post(server, "/v1/predict?top=0", picture), 422)
-    assert "no such class" in refused(post(server, "/v1/explain?label=dog", picture), 422)
-    assert "explained by relevance" in refused(post(server, "/v1/explain?method=magic", picture), 422)
-    assert "0 to 2" in refused(post(server, "/v1/attention?layer=3", picture), 422)
-    refused(httpx.get(f"{server.url}/v1/nothing"), 404)
-    refused(httpx.get(f"{server.url}/v1/predict"), 405)
+    refused(post(server, "/v1/predict", b""), 422, "no_image")
+    refused(post(server, "/v1/predict", picture[:100]), 422, "image_damaged")
+    refused(post(server, "/v1/predict", b"<svg/>", "text/html"), 415, "unsupported_media_type")
+    refused(post(server, "/v1/predict", b"{", "application/json"), 400, "invalid_json")
+    refused(httpx.post(f"{server.url}/v1/predict", json={"image": "?"}), 422, "invalid_base64")
+    assert "32 MiB" in refused(post(server, "/v1/predict", b"x" * (32 * 2**20 + 1)), 413, "request_too_large")
+    for count in (17, 18, 40):
+        many = [("file", (f"{i}.png", picture)) for i in range(count)]
+        assert "16" in refused(httpx.post(f"{server.url}/v1/predict", files=many), 422, "too_many_images")
+    assert httpx.post(f"{server.url}/v1/predict", files=many[:16]).status_code == 200
+    form = "multipart/form-data; boundary=x"
+    refused(post(server, "/v1/predict", b"--x\r\nContent-Disposition: form-data\r\n\r\n", form), 400, "invalid_form")
+    assert "top" in refused(post(server, "/v1/predict?top=0", picture), 422, "invalid_parameter")
+    refused(post(server, "/v1/explain?label=dog", picture), 422, "unknown_class")
+    assert "relevance" in refused(post(server, "/v1/explain?method=magic", picture), 422, "invalid_parameter")
+    assert "0 to 2" in refused(post(server, "/v1/attention?layer=3", picture), 422, "invalid_parameter")
+    refused(httpx.get(f"{server.url}/v1/nothing"), 404, "not_found")
+    refused(httpx.get(f"{server.url}/v1/predict"), 405, "method_not_allowed")
     bomb = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
-    assert "pixels" in refused(post(server, "/v1/predict", bomb.getvalue()), 422)
+    said = refused(post(server, "/v1/predict", bomb.getvalue()), 422, "image_too_large")
+    assert f"{Limits().pixels:,}" in said and "max_pixels" not in said, "a client has no such argument"
+    two = [("file", ("a.png", b"")), ("file", ("b.png", b"x"))]
+    refused(httpx.post(f"{server.url}/v1/predict", files=two), 422, "unreadable_image")
 
 
 def test_a_token(folder: Path) -> None:
     with serving(folder, "--threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
-        refused(httpx.get(f"{locked.url}/v1/model"), 401)
+        refused(httpx.get(f"{locked.url}/v1/model"), 401, "unauthorized")
         refused(httpx.get(f"{locked.url}/v1/model", headers={"Authorization": "Bearer wrong"}), 401)
         right = {"Authorization": "Bearer s3cret"}
         assert httpx.get(f"{locked.url}/v1/model", headers=right).status_code == 200
@@ -286,7 +295,7 @@ def test_a_full_queue_refuses_at_once(server: Server) -> None:
             until(lambda: server.meter("patchword_pictures_inside") == 64)
             start = time.monotonic()
             refusal = post(server, "/v1/predict", data)
-            assert refusal.headers["retry-after"] == "1" and "waiting already" in refused(refusal, 503)
+            assert refusal.headers["retry-after"] == "1" and "waiting already" in refused(refusal, 503, "unavailable")
             assert time.monotonic() - start < 2
         assert {each.result().status_code for each in waiting} == {200}
     assert post(server, "/v1/predict", data).status_code == 200
@@ -366,7 +375,7 @@ def test_told_to_stop_while_it_starts(folder: Path, after: float) -> None:
 
 
 def test_unknown_parameters_are_told(server: Server) -> None:
-    said = refused(post(server, "/v1/predict?topk=3", png()), 422)
+    said = refused(post(server, "/v1/predict?topk=3", png()), 422, "unknown_parameter")
     assert "'topk'" in said and "explain, index, label, method, top" in said
     assert "/v1/openapi.json" in refused(httpx.get(f"{server.url}/v2"), 404)
     assert "takes POST, not GET" in refused(httpx.get(f"{server.url}/v1/predict"), 405)

@@ -451,7 +451,7 @@ def test_validation_decides_how_much_of_the_start_stays(
     assert outcome is not None and len(answers) == 4
     torch.testing.assert_close(seen[0.5], (seen[0.0] + seen[1.0]) / 2)
     assert not torch.equal(seen[0.0], seen[1.0])
-    notes = [n for n in outcome.notes if "start_share" in n]
+    notes = [n for n in outcome.notes if n.code == "mixture_not_kept"]
     shipped = read_checkpoint(tmp_path / "run").tensors["head.weight"]
     if earlier:
         assert outcome.best_step == 3 and not notes and not any(torch.equal(shipped, each) for each in seen.values())
@@ -475,7 +475,7 @@ def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monk
         patched.setattr(loop, "Stop", lambda: contextlib.nullcontext(stop))
         train(begun, tmp_path / "run", parts=data, watchers=(Stopper(),))
     outcome = resume(tmp_path / "run", parts=data)
-    assert outcome is not None and sum("logistic probe" in note for note in outcome.notes) == 1
+    assert outcome is not None and [n.code for n in outcome.notes].count("head_probed") == 1
     text = outcome.report.read_text()
     assert "logistic probe" in text and "4 epochs, 12 steps" in text
 
@@ -486,8 +486,8 @@ def test_what_is_assumed_of_weights_is_told(tmp_path: Path) -> None:
     made = Trainer(
         config(init=str(tmp_path / "model.safetensors"), model=ViTConfig()), parts(channels=3), World(), fresh=True
     )
-    assert any("does not say how images are prepared" in note for note in made.notes)
-    assert not any("head was replaced" in note for note in made.notes), "it is by intent"
+    codes = {note.code for note in made.notes}
+    assert "preprocess_assumed" in codes and "head_replaced" not in codes, "replacing the head is intended"
 
 
 def test_a_share_of_the_start_needs_weights_to_start_from() -> None:
@@ -500,8 +500,9 @@ def test_answers_that_are_no_numbers_end_a_run(tmp_path: Path, monkeypatch: pyte
         next(self.model.parameters()).fill_(math.nan)
 
     monkeypatch.setattr(Average, "update", spoil)
-    with pytest.raises(TrainingError, match="not all numbers"):
+    with pytest.raises(TrainingError, match="validation") as error:
         train(config(ema=0.5), tmp_path / "run", parts=parts())
+    assert error.value.code == "not_finite"
 
 
 def test_freezing_the_first_third() -> None:
@@ -530,7 +531,7 @@ def test_fine_tuning_replaces_the_head(teacher: Path, tmp_path: Path) -> None:
     start = Trainer(config(init=str(teacher)), data, World(), fresh=True)
     assert start.model.head.weight.shape == (2, 16) and not start.model.head.weight.any()  # type: ignore[union-attr, operator]
     solved = Trainer(config(init=str(teacher), head="probe"), data, World(), fresh=True)
-    assert solved.model.head.weight.any() and "logistic probe" in solved.notes[-1]  # type: ignore[union-attr, operator]
+    assert solved.model.head.weight.any() and solved.notes[-1].code == "head_probed"  # type: ignore[union-attr, operator]
     kept = Trainer(config(init=str(teacher)), Parts(stripes(16, 16, 3), stripes(16, 16, 3)), World(), fresh=True)
     torch.testing.assert_close(dict(kept.model.state_dict()), dict(read_checkpoint(teacher).tensors))
     larger = Trainer(config(init=str(teacher), image_size=32), data, World(), fresh=True)
@@ -667,7 +668,8 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
     run = config(data=DataConfig(source=str(tmp_path / "data"), workers=2), batch_size=4, steps=6)
     outcome = train(run, tmp_path / "run")
     assert outcome is not None and outcome.figures["val"]["n"] == 5
-    assert any("1 picture was left out of the train part" in n and "0.png" in n for n in outcome.notes)
+    notes = [n for n in outcome.notes if n.code == "images_unreadable"]
+    assert outcome.unreadable == len(notes) == 2 and "train" in notes[0] and "0.png" in notes[0]
     for path in (tmp_path / "data").rglob("*.png"):
         path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="read"):

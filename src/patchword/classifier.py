@@ -80,7 +80,8 @@ class Encoder:
         else:
             kind = type(image).__name__
             raise ImageError(
-                f"A picture is a path, the bytes of a file, or a Pillow image (Image.fromarray), not {kind}."
+                f"An image is a path, the bytes of a file, or a Pillow image (Image.fromarray), not {kind}.",
+                code="image_unsupported",
             )
         return torch.from_numpy(self.preprocess.pixels(image))
 
@@ -180,11 +181,11 @@ def find_class(labels: Sequence[str], said: str, *, hint: bool = True) -> int:
         return found[0]
     if found:
         several = " and ".join(f"{index} ({labels[index]})" for index in found)
-        raise ConfigError(f"{said!r} may be class {several}. Give its index.")
+        raise ConfigError(f"{said!r} may be class {several}. Give its index.", code="ambiguous_class")
     if said.isdecimal() and int(said) < len(names):
         return int(said)
     parts_of_all = {part.strip() for name in names for part in name.split(",")}
     near = difflib.get_close_matches(wanted, parts_of_all, n=1) if hint else []
     guess = f" Did you mean {near[0]}?" if near else ""
     have = ", ".join(labels) if len(labels) <= MOST_LISTED else f"{len(names)} classes, 0 to {len(names) - 1}"
-    raise ConfigError(f"The model has no class {said!r}.{guess} It has {have}.")
+    raise ConfigError(f"The model has no class {said!r}.{guess} It has {have}.", code="unknown_class")

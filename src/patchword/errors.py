@@ -1,63 +1,126 @@
-"""Everything that can go wrong and is not our fault.
+"""Errors and notes: every message for a user has a stable code, and control flow depends on the code alone.
 
-PatchwordError
-├── ConfigError        a model or a request that cannot be built as written
-├── CheckpointError    a weights file that cannot be read, or does not fit the model it claims to be
-│   └── ConversionError    a model that the wanted format cannot hold
-├── ExportError        an exported file that does not say what the model says
-├── DataError          a folder, file or list of images that cannot be used
-│   └── ImageError         one picture that cannot be decoded
-├── HubError           a download that did not work
-└── TrainingError      a run that cannot go on
+PatchwordError             patchword_error
+├── ConfigError            invalid_config       a model, a run or a request that cannot be built as written
+├── CheckpointError        invalid_checkpoint   weights that cannot be read, or do not fit the model
+│   └── ConversionError    conversion_failed    a model that the target format cannot hold
+├── ExportError            export_failed        an exported model whose outputs differ from the original's
+├── DataError              invalid_data         a dataset that cannot be used
+│   ├── ImageError         unreadable_image     one image that cannot be decoded
+│   └── Unreachable        unreachable          a dataset that cannot be downloaded (data/download.py)
+├── HubError               hub_failed           a model hub that cannot be reached, or does not have the model
+└── TrainingError          training_failed      training stopped: NaN or Inf, or another unrecoverable error
 
-Each message says what was wrong, where, and what to do. The command line prints it without a traceback, exiting with 2.
+An error that callers must tell from others of its class has a code of its own: `ImageError(..., code="image_empty")`.
+Codes are part of the interface (tests/test_errors.py lists them); messages are for people and may change at any time.
+
+Each message says what is wrong, where, and what to do. The command line prints it without a traceback and exits with 2.
 """
+
+from typing import Any, Self
 
 
 class PatchwordError(Exception):
-    """Base of all errors that a user can cause and mend."""
+    """Base class of all errors that a user can cause and fix."""
+
+    code: str = "patchword_error"
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
 
 
 class ConfigError(PatchwordError, ValueError):
-    """A configuration that contradicts itself or leaves the allowed range."""
+    """A configuration or request that contradicts itself or is out of range."""
+
+    code = "invalid_config"
 
 
 class CheckpointError(PatchwordError):
-    """A checkpoint that cannot be read or does not fit."""
+    """A checkpoint that cannot be read or does not fit the model."""
+
+    code = "invalid_checkpoint"
 
 
 class ConversionError(CheckpointError):
-    """A model that the target format has no place for."""
+    """A model that the target format cannot hold."""
+
+    code = "conversion_failed"
 
 
 class ExportError(PatchwordError):
-    """An export that does not keep what the model promises."""
+    """An exported model whose outputs differ from the original's."""
+
+    code = "export_failed"
 
 
 class DataError(PatchwordError):
-    """Input data that cannot be used."""
+    """A dataset that cannot be used."""
+
+    code = "invalid_data"
 
 
 class ImageError(DataError):
-    """A single image that cannot be decoded."""
+    """One image that cannot be decoded.
+
+    Attributes:
+        reason: what is wrong with the image, without its name.
+    """
+
+    code = "unreadable_image"
+
+    def __init__(self, reason: str = "", *, name: str | None = None, code: str | None = None) -> None:
+        super().__init__(reason if name is None else f"Cannot read {name}: {reason}", code=code)
+        self.reason = reason
 
 
 class HubError(PatchwordError):
-    """A model hub that cannot be reached, or answered with something else than asked for."""
+    """A model hub that cannot be reached, or does not have what was asked for."""
+
+    code = "hub_failed"
 
 
 class TrainingError(PatchwordError):
-    """Training that met a number which is none, or cannot go on for another reason of its own."""
+    """Training stopped: NaN or Inf, or another unrecoverable error."""
+
+    code = "training_failed"
 
 
 class Stopped(Exception):
-    """A signal ended a run, whose state is saved: no error."""
+    """A signal stopped a run after its state was saved: not an error."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
 
 
+class Note(str):
+    """Something a user should know although nothing failed: a sentence with a stable code.
+
+    A string, so that it prints and goes into JSON as its text.
+    """
+
+    code: str
+
+    def __new__(cls, text: str, code: str) -> Self:
+        note = super().__new__(cls, text)
+        note.code = code
+        return note
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # for pickle and copy
+        return str(self), self.code
+
+    def to_json(self) -> dict[str, str]:
+        """With the code, for files that are read back."""
+        return {"code": self.code, "text": str(self)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Inverse of `to_json`; also reads a bare string, which runs of earlier versions saved."""
+        return cls(value["text"], value["code"]) if isinstance(value, dict) else cls(str(value), "note")
+
+
 def how_to_install(extra: str) -> str:
-    """What a plain install leaves out; no package index has patchword, so it comes from a clone."""
+    """How to install an optional extra; no package index has patchword, so it comes from a clone."""
     return f"in a clone of patchword, pip install -c constraints.txt '.[{extra}]'"

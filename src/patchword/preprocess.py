@@ -121,7 +121,8 @@ class Preprocess(JsonConfig):
             small = _resample(image, self.size, (top, bottom), (left, right), resample)
         except (ValueError, MemoryError) as error:
             raise ImageError(
-                f"A picture of {width} x {height} cannot be brought to the model's size ({error})."
+                f"An image of {width} x {height} cannot be resized to the model's size ({error}).",
+                code="image_out_of_memory" if isinstance(error, MemoryError) else "image_unsupported",
             ) from None
         return np.array(small).reshape(*self.size, self.channels)
 
@@ -199,7 +200,8 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     """Between grey and colour only: what to do with transparency, palettes and 16 bits is decided in one place."""
     if image.mode not in _MODES.values():
         raise ImageError(
-            f"The picture has mode {image.mode!r}, but preprocessing takes L or RGB: "
-            f"convert it with patchword.data.images.to_mode(image, {mode!r})."
+            f"The image has mode {image.mode!r}, but preprocessing takes L or RGB: "
+            f"convert it with patchword.data.images.to_mode(image, {mode!r}).",
+            code="image_unsupported",
         )
     return image.convert(mode)

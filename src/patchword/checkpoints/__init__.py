@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ViTConfig
-from ..errors import CheckpointError, ConfigError, ConversionError
+from ..errors import CheckpointError, ConfigError, ConversionError, Note
 from ..models import Model
 from .checkpoint import Checkpoint
 from .convert import WRITABLE, write_foreign
@@ -41,7 +41,7 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error}).") from None
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}", code=error.code) from None
 
 
 def located(reference: str | Path) -> Path:
@@ -70,7 +70,7 @@ def expanded(path: str | Path) -> Path:
 
 def write_checkpoint(
     out: str | Path, checkpoint: Checkpoint, to: str = "patchword", *, overwrite: bool = False
-) -> list[str]:
+) -> list[Note]:
     """Writes a checkpoint in any format, whole or not at all; returns what that format cannot state."""
     out = expanded(out)
     if to == "patchword":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..config import MOST_BLOCKS, ViTConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Note
 from .family import Described, Family, Fields, Source, Tensors, image_size_for, shape_of
 from .google import BLOCK, EMBEDDING, TABLE, flax_sizes, norm
 from .rules import FlaxDense, FlaxHeads, FlaxMerge, Rule, Table
@@ -70,9 +70,10 @@ class BigVision(Family):
             fields["positions"] = "sincos"
             fields["image_size"] = given.get("image_size", 224)
             if "image_size" not in given:
-                notes.append("sin-cos positions: the file does not say its image size; 224 is assumed.")
+                text = "sin-cos positions: the file does not state its image size; 224 is assumed."
+                notes.append(Note(text, "image_size_assumed"))
         if prefix_of(source.tensors) == "params/img/":
-            notes.append("two-tower file: only the image tower is read.")
+            notes.append(Note("two-tower file: only the image tower is read.", "text_tower_skipped"))
         return Described(fields, notes=notes)
 
     def positioned(self, config: ViTConfig) -> int:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ViTConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, Note
 from ..models import Model, adapt_state, build, changed_config
 from ..preprocess import Preprocess
 
 HALF_LARGEST = torch.finfo(torch.float16).max
+PREPROCESS_NOTES = {"preprocess_assumed", "preprocess_stated"}  # superseded when the caller states the preprocessing
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Checkpoint:
     family: str = "patchword"  # the format the weights came in ...
     quirks: dict[str, Any] = field(default_factory=dict)  # ... what is needed to write that format as it was ...
     extras: dict[str, Tensor] = field(default_factory=dict)  # ... and its tensors that play no part in inference
-    notes: tuple[str, ...] = ()  # what was assumed in reading
+    notes: tuple[Note, ...] = ()  # what was assumed in reading
     several: bool = False  # labels are several: each class is right or wrong by itself
 
     def model(self) -> Model:
@@ -60,7 +61,8 @@ class Checkpoint:
         same = {n: v for n, v in self.provenance.items() if n != "metrics"}
         notes, new_head = self.notes, config.num_classes != self.config.num_classes
         if config.num_classes not in (0, self.config.num_classes):
-            notes += (f"the head was replaced: {config.num_classes} classes, all zeros, so it must be trained.",)
+            text = f"the head was replaced: {config.num_classes} classes, all zeros, so it must be trained."
+            notes += (Note(text, "head_replaced"),)
         made = replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess, notes=notes)
         made = replace(made, provenance=same if config != self.config else self.provenance)
         return replace(made, temperature=1.0, several=False) if new_head else made
@@ -83,8 +85,8 @@ class Checkpoint:
             if self.preprocess is None:
                 raise ConfigError(f"A model of {self.config.in_channels} channels has no preprocessing to change.")
             changed = self.preprocess.replace(**preprocess)
-            notes = tuple(note for note in self.notes if "how images are prepared" not in note)
-            notes += (f"images are prepared as stated: {changed.summary()}.",)
+            notes = tuple(note for note in self.notes if note.code not in PREPROCESS_NOTES)
+            notes += (Note(f"images are preprocessed as stated: {changed.summary()}.", "preprocess_stated"),)
             result = replace(result, preprocess=changed, notes=notes)
         return result
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..config import ViTConfig
-from ..errors import CheckpointError, ConversionError
+from ..errors import CheckpointError, ConversionError, Note
 from ..preprocess import HALF, Preprocess
 from .checkpoint import Checkpoint, place_positions
 from .family import HEADS, Family, Fields, Tensors
@@ -22,7 +22,7 @@ UNSTATED = {"position_resample", "dropout", "drop_path", "patch_dropout", "check
 NUMERIC = {"activation", "norm_eps", "standardisation"}
 
 
-def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bool = False) -> list[str]:
+def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bool = False) -> list[Note]:
     """Writes the model as that family's own code reads it; returns what the format cannot state.
 
     The file is read back and compared before it gets its name, so a format that cannot hold the model is refused.
@@ -67,7 +67,7 @@ def check_suffix(out: Path, family: Family) -> None:
     raise ConversionError(f"{out}: the {family.name} format is written to {place}.")
 
 
-def compare(made: Path, out: Path, family: Family, written: Checkpoint) -> list[str]:
+def compare(made: Path, out: Path, family: Family, written: Checkpoint) -> list[Note]:
     """What was written, read as a stranger would: raises where it is another model, returns what must be told."""
     config = written.config
     assert isinstance(config, ViTConfig)
@@ -90,26 +90,30 @@ def compare(made: Path, out: Path, family: Family, written: Checkpoint) -> list[
         raise ConversionError(
             f"The {family.name} format cannot hold a model with {', '.join(wrong) or 'these tensors'}."
         )
-    notes = [
+    texts = [
         f"{family.name} code computes with {k}={after[k]}, this model with {before[k]}: outputs differ a little there."
         for k in changed
     ]
+    notes = [Note(text, "numerics_differ") for text in texts]
     if bare:
         return notes + to_be_told(family, written, again, [*changed, *(size if unsized else ())])
     return notes + unsaid(family, written, again)
 
 
-def unsaid(family: Family, written: Checkpoint, again: Checkpoint) -> list[str]:
+def unsaid(family: Family, written: Checkpoint, again: Checkpoint) -> list[Note]:
     """What a folder of that family has no place for."""
     notes = []
     if written.temperature != 1.0:
         heat = f"{written.temperature:g}"
-        notes.append(f"{family.name} has no temperature: divide the logits by {heat}, or confidence is not honest.")
+        text = f"{family.name} has no temperature: divide the logits by {heat}, or confidences are not calibrated."
+        notes.append(Note(text, "temperature_not_stored"))
     if written.several:
-        notes.append(f"{family.name} is not told that labels are several: take each logit's sigmoid, not the softmax.")
+        text = f"{family.name} does not store that the model is multi-label: use the sigmoid, not the softmax."
+        notes.append(Note(text, "multi_label_not_stored"))
     if written.preprocess is not None and again.preprocess is not None:
         if geometry(again.preprocess) != geometry(written.preprocess):
-            notes.append(f"{family.name} cannot say exactly how pictures are prepared: {written.preprocess.summary()}.")
+            text = f"{family.name} cannot state the exact preprocessing: {written.preprocess.summary()}."
+            notes.append(Note(text, "preprocess_not_stored"))
     return notes
 
 
@@ -125,7 +129,7 @@ def try_to_read(path: Path, told: Fields) -> tuple[Checkpoint | None, Checkpoint
         return None, error
 
 
-def to_be_told(family: Family, written: Checkpoint, again: Checkpoint, fields: list[str]) -> list[str]:
+def to_be_told(family: Family, written: Checkpoint, again: Checkpoint, fields: list[str]) -> list[Note]:
     """The words that whoever reads a bare file must add, because it does not hold them."""
     config = written.config
     assert isinstance(config, ViTConfig)
@@ -139,7 +143,8 @@ def to_be_told(family: Family, written: Checkpoint, again: Checkpoint, fields: l
     if written.labels and written.labels != again.labels:
         flags.append("--labels FILE")
     told = "; whoever reads it must add " + " ".join(flags) if flags else ""
-    return [f"the file does not say labels, preprocessing or temperature{told}. The patchword folder does."]
+    text = f"the file does not state labels, preprocessing or temperature{told}. The patchword folder does."
+    return [Note(text, "metadata_not_stored")]
 
 
 def flag(name: str, value: Any) -> str:

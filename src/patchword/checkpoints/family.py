@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..config import ViTConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Note
 from .rules import Table
 
 Tensors = dict[str, Tensor]
@@ -36,7 +36,7 @@ class Described:
     fields: Fields  # of ViTConfig
     preprocess: Fields = field(default_factory=dict)  # of Preprocess, without the size
     labels: tuple[str, ...] | None = None
-    notes: list[str] = field(default_factory=list)  # what was assumed
+    notes: list[Note] = field(default_factory=list)  # what was assumed
 
 
 class Family:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import tempfile
 import warnings
@@ -108,10 +109,12 @@ def read_pth(path: Path) -> tuple[Tensors, bool]:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            reason = "it holds Python objects" if "Unsupported" in str(error) else describe(error)
+            unsafe = isinstance(error, pickle.UnpicklingError)  # what torch raises for all but plain data
+            reason = "it holds Python objects" if unsafe else describe(error)
             raise CheckpointError(
                 f"{path} cannot be read ({reason}). Only plain tensors are loaded, because a pickle can run code; "
-                "save the state dict alone, best as .safetensors."
+                "save the state dict alone, best as .safetensors.",
+                code="unsafe_pickle" if unsafe else None,
             ) from None
     wrapped = False
     for key in ("model", "state_dict", "teacher"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import __version__
 from ..config import ModelConfig, ResNetConfig, ViTConfig
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, Note
 from ..models import tensor_shapes
 from ..preprocess import Preprocess
 from .checkpoint import Checkpoint
@@ -83,8 +83,8 @@ def read_unfinished(run: Path) -> Checkpoint:
             checkpoint = read_folder(folder)
         except CheckpointError:
             continue
-        note = f"{run} is not finished: the model is that of {folder.name}. `patchword resume {run}` goes on."
-        return replace(checkpoint, notes=(*checkpoint.notes, note))
+        text = f"{run} is not finished: the model is that of {folder.name}. `patchword resume {run}` continues the run."
+        return replace(checkpoint, notes=(*checkpoint.notes, Note(text, "run_unfinished")))
     raise CheckpointError(f"{run} is a run without a whole checkpoint yet. Start it again: patchword resume {run}")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..config import ViTConfig
 from ..data.imagenet import imagenet_classes
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, Note
 from ..models import tensor_shapes
 from ..models.adapt import ADAPTED, FREE
 from ..preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -49,8 +49,8 @@ def read_foreign(path: Path, given: Fields) -> Checkpoint:
     checkpoint = checkpoint.adapted(**{k: v for k, v in given.items() if k in ADAPTED | FREE})
     notes = (*described.notes, *label_notes, *checkpoint.notes)
     if "mean" not in described.preprocess and checkpoint.preprocess is not None:
-        text = f"the file does not say how images are prepared; {family.name}'s default: "
-        notes = (text + checkpoint.preprocess.summary() + ".", *notes)
+        text = f"the file does not state its preprocessing; {family.name}'s default: {checkpoint.preprocess.summary()}."
+        notes = (Note(text, "preprocess_assumed"), *notes)
     provenance = {"read_from": source.path.name, "family": family.name, "assumed": list(notes)}
     return replace(checkpoint, notes=notes, provenance=provenance)
 
@@ -122,11 +122,12 @@ def make_preprocess(family: Family, described: Described, config: ViTConfig) -> 
     return Preprocess(size=config.image_size, **fields)
 
 
-def make_labels(described: Described, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[str]]:
+def make_labels(described: Described, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[Note]]:
     if described.labels is not None:
         if len(described.labels) != config.num_classes:
             raise CheckpointError(f"{len(described.labels)} labels for {config.num_classes} classes.")
         return described.labels, []
     if config.num_classes == 1000:
-        return tuple(name for _, name in imagenet_classes()), ["1000 classes without names: taken to be ImageNet-1k."]
+        text = "1000 classes without names: taken to be ImageNet-1k."
+        return tuple(name for _, name in imagenet_classes()), [Note(text, "labels_assumed")]
     return None, []

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..config import ViTConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Note
 from .family import Described, Family, Fields, Source, Tensors, count_blocks, image_size_for, shape_of
 from .rules import Rule, Table
 
@@ -93,7 +93,8 @@ class ViTPytorch(Family):
         else:
             count = shape_of(tensors, "pos_embedding", 3)[1] - fields["class_token"]
             fields["image_size"] = image_size_for(count, (side, side), given)
-        return Described(fields, notes=["vit-pytorch files do not say how images were normalised: 0.5/0.5 is assumed."])
+        text = "vit-pytorch files do not state how images were normalized: 0.5/0.5 is assumed."
+        return Described(fields, notes=[Note(text, "preprocess_assumed")])
 
     def table(self, config: ViTConfig) -> Table:
         return TABLE if config.out_bias else SIMPLE

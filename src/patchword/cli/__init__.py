@@ -1,12 +1,18 @@
 """The commands: parse, call, print. Nothing is computed here, and torch is imported only when a command needs it.
 
-Exit codes: 0 done, 1 a fault of ours, 2 a wrong request, 3 done but some inputs could not be read; 128 + N if signal N
-ended a run, whose state is then saved.
+Exit codes:
+    0      done; `serve` also ends with 0 when SIGTERM stops it, after it has answered what it had accepted
+    1      internal error, with a traceback: please report it
+    2      wrong request or configuration: a `PatchwordError`, printed as one sentence, or a usage error
+    3      done, but some inputs could not be read (each is listed with its reason), or `doctor` found problems
+    128+N  stopped by signal N: 130 Ctrl-C, 143 SIGTERM (a training run saves its state first), 141 the reader of
+           standard output has gone, as in `patchword predict ... | head -1`
 """
 
 import dataclasses
 import difflib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
@@ -43,6 +49,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "bench": bench,
     "doctor": doctor,
 }
+SIGPIPE = 13  # not in `signal` on Windows
 MODEL_COMMANDS = (
     "predict",
     "evaluate",
@@ -73,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         TAKEN.update(taken)
         description = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
         code = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="patchword", description=description, args=rest)
+        print(end="", flush=True)  # here, where a reader that has gone is noticed, not at exit
     except PatchwordError as error:
         say(f"patchword: {error}")
         sys.exit(2)
@@ -82,9 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Stopped as stopped:
         say(f"patchword: {stopped}")
         sys.exit(128 + stopped.signal)
-    except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
-        sys.exit(0)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails once more
+        sys.exit(128 + SIGPIPE)
     sys.exit(code)
 
 

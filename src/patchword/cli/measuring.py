@@ -103,7 +103,7 @@ def check_labels(classifier: "Classifier", name: str, pictures: "list[Labelled]"
     try:
         match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
     except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+        raise DataError(f"{name}: {error}", code=error.code) from None
 
 
 def write_evaluation_page(

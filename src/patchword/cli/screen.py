@@ -119,5 +119,4 @@ def print_outcome(outcome: "Outcome | None", json: bool) -> int:
         }
         said |= {"best_step": outcome.best_step, "steps": outcome.steps, "seconds": round(outcome.seconds, 1)}
         print(json_format.dumps(said, indent=2))
-    unread = outcome is not None and any("could not be read" in note for note in outcome.notes)
-    return 3 if unread else 0
+    return 3 if outcome is not None and outcome.unreadable else 0

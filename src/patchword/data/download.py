@@ -31,7 +31,9 @@ _PAUSE = 0.25  # seconds; doubled for each try
 
 
 class Unreachable(DataError):
-    """No address has given the file. Another way to the data may still be open."""
+    """A download that failed at every address. The data may still be available from another source."""
+
+    code = "unreachable"
 
 
 class _Refused(Exception):

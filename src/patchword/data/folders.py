@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ..errors import DataError
+from ..errors import DataError, Note
 from .imagenet import imagenet_classes
 from .images import list_images
 from .labels import labelled, listed
@@ -65,7 +65,7 @@ def _source(root: Path, pairs: list[tuple[Path, str]]) -> FileSource:
     return FileSource(paths, labels, targets, root)
 
 
-def _part_folders(folder: Path) -> tuple[dict[str, list[tuple[Path, str]]], list[str]]:
+def _part_folders(folder: Path) -> tuple[dict[str, list[tuple[Path, str]]], list[Note]]:
     """The content of each part, and what was left out; no parts where the folders are classes.
 
     A folder called "test" is a part if it has class folders in it; without them it is often a competition's, whose
@@ -79,7 +79,7 @@ def _part_folders(folder: Path) -> tuple[dict[str, list[tuple[Path, str]]], list
         try:
             content = class_folders(path)
         except DataError as error:
-            notes.append(f"{path} was left out. {error}")
+            notes.append(Note(f"{path} was left out. {error}", "split_left_out"))
             continue
         if name in parts:
             raise DataError(f"{folder} has two folders for the part {name!r}, one of them {path.name}. Merge them.")
@@ -88,7 +88,8 @@ def _part_folders(folder: Path) -> tuple[dict[str, list[tuple[Path, str]]], list
     if others and len(parts) == 1:
         return {}, []
     if others:
-        notes.append(f"{folder} has folders beside its parts that were left out: {listed(others)}.")
+        text = f"{folder} has folders beside its splits that were left out: {listed(others)}."
+        notes.append(Note(text, "folders_left_out"))
     return parts, notes
 
 

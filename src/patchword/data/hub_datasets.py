@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, HubError
+from ..errors import DataError, HubError, Note
 from .rows import RowSource, find_columns, missing_package, row_labels
 from .sources import PART_NAMES, Found
 
@@ -55,7 +55,7 @@ def _found(loaded: Any, what: str, several: bool) -> Found:
         source = _source(table, split, what, several) if part else None
         if part is None or source is None:
             reason = "its rows have no labels" if part else f"it is none of {', '.join(PART_NAMES)}"
-            notes.append(f"The split {split!r} of {what} was left out: {reason}.")
+            notes.append(Note(f"The split {split!r} of {what} was left out: {reason}.", "split_left_out"))
         else:
             parts[part] = source
     if not parts:

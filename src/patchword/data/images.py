@@ -62,6 +62,7 @@ def load_image(
     mode: Mode = "RGB",
     at_least: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
+    name: str | None = None,
 ) -> Image.Image:
     """Decode a file, or the bytes of one, upright and with 8 bits for each channel. Raises only `ImageError`.
 
@@ -73,18 +74,20 @@ def load_image(
             1/4 or 1/8 of its size, which is several times faster.
         max_pixels: larger pictures are refused before they are decoded. Pillow has a limit of its own, twice
             `PIL.Image.MAX_IMAGE_PIXELS` (179 million); to go beyond it, that has to be raised, too.
+        name: what a message calls the image; its path if not given.
     """
     _keep_pillow_quiet()
-    name = "<bytes>" if isinstance(source, bytes) else str(source)
+    name = name or ("<bytes>" if isinstance(source, bytes) else str(source))
     try:
         with _opened(source) as file:
             return _decoded(file, mode, at_least, max_pixels)
     except ImageError as error:
-        raise ImageError(f"Cannot read {name}: {error}") from error
+        raise ImageError(error.reason, name=name, code=error.code) from error
     except Exception as error:
         # Pillow's plugins answer damaged files with nearly every exception there is (SyntaxError, struct.error,
         # KeyError, ZeroDivisionError, MemoryError ...), so a list of types would always lack one.
-        raise ImageError(f"Cannot read {name}: {_reason(error)}") from error
+        reason, code = _reason(error)
+        raise ImageError(reason, name=name, code=code) from error
 
 
 def to_mode(image: Image.Image, mode: Mode) -> Image.Image:
@@ -101,7 +104,8 @@ def to_mode(image: Image.Image, mode: Mode) -> Image.Image:
     try:
         flat = image.convert(mode)  # a copy where the mode fits already, so what we return never holds a file
     except ValueError as error:  # LAB, for one
-        raise ImageError(f"its colours ({image.mode}) cannot be turned into {mode}. Save it as RGB.") from error
+        reason = f"its color mode {image.mode} cannot be converted to {mode}. Save it as RGB."
+        raise ImageError(reason, code="image_unsupported") from error
     flat.info = {}  # an EXIF orientation that stayed here would be applied a second time by the next reader
     return flat
 
@@ -157,32 +161,34 @@ _keep_pillow_quiet()
 def _opened(source: str | Path | bytes) -> BinaryIO:
     if isinstance(source, bytes):
         if not source:
-            raise ImageError("it is empty. Was the upload or download cut off?")
+            raise ImageError("it is empty. Was the upload or download cut off?", code="image_empty")
         return io.BytesIO(source)
     status = os.stat(source)
     if stat.S_ISDIR(status.st_mode):
-        raise ImageError("it is a folder. Give a picture inside it.")
+        raise ImageError("it is a folder. Give an image inside it.", code="image_not_a_file")
     if not stat.S_ISREG(status.st_mode):
-        raise ImageError("it is not an ordinary file. Give a picture file.")  # a pipe would block, /dev/zero never end
+        # A pipe would block, /dev/zero never end.
+        raise ImageError("it is not a regular file. Give an image file.", code="image_not_a_file")
     if status.st_size == 0:
-        raise ImageError("it is empty. Was the copy or download cut off?")
+        raise ImageError("it is empty. Was the copy or download cut off?", code="image_empty")
     return open(source, "rb")
 
 
-def _reason(error: Exception) -> str:
-    """What went wrong and what to do, in words for someone who only wanted to show a picture."""
+def _reason(error: Exception) -> tuple[str, str]:
+    """What went wrong and what to do, for someone who only wanted to show an image; and the code of that."""
     match error:
         case FileNotFoundError() | NotADirectoryError():
-            return "there is no such file. Check the path."
+            return "there is no such file. Check the path.", "image_not_found"
         case PermissionError():
-            return "permission is denied. Make the file readable."
+            return "permission is denied. Make the file readable.", "image_permission_denied"
         case UnidentifiedImageError():
-            return f"it is not a picture in a known format. Known are {', '.join(FORMATS)}."
+            return f"it is not an image in a supported format. Use {', '.join(FORMATS)}.", "image_unsupported"
         case Image.DecompressionBombError() | Image.DecompressionBombWarning():
-            return "it has far more pixels than are allowed. Shrink it first."
+            return "it has far more pixels than are allowed. Shrink it first.", "image_too_large"
         case MemoryError():
-            return "there is not enough memory for it. Shrink it first."
-    return f"it is damaged or cut short ({type(error).__name__}: {error}). Copy, download or export it again."
+            return "there is not enough memory for it. Shrink it first.", "image_out_of_memory"
+    detail = f"{type(error).__name__}: {error}"
+    return f"it is damaged or truncated ({detail}). Copy, download or export it again.", "image_damaged"
 
 
 def _decoded(file: BinaryIO, mode: Mode, at_least: tuple[int, int] | None, max_pixels: int) -> Image.Image:
@@ -190,7 +196,8 @@ def _decoded(file: BinaryIO, mode: Mode, at_least: tuple[int, int] | None, max_p
     width, height = header.size
     if width * height > max_pixels:
         raise ImageError(
-            f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed. Shrink it, or raise max_pixels."
+            f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed. Shrink it, or raise max_pixels.",
+            code="image_too_large",
         )
     if header.format in ("JPEG", "MPO"):  # MPO: several JPEGs in one file, as stereo and some telephone cameras write
         _require_few_scans(file)
@@ -211,7 +218,8 @@ def _require_few_scans(file: BinaryIO) -> None:
     file.seek(0)
     scans = file.read().count(b"\xff\xda")
     if scans > MOST_SCANS:
-        raise ImageError(f"it has {scans:,} scans, more than the {MOST_SCANS} allowed. Save it again.")
+        reason = f"it has {scans:,} scans, more than the {MOST_SCANS} allowed. Save it again."
+        raise ImageError(reason, code="image_unsupported")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -277,6 +285,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if not (values.min() >= 0 and values.max() <= white):  # written so that NaN is refused as well
         raise ImageError(
             f"its pixels run from {values.min()} to {values.max()}, and nothing says which value is white. "
-            f"Convert it to 8 bits, or scale it to 0..{white:.0f}."
+            f"Convert it to 8 bits, or scale it to 0..{white:.0f}.",
+            code="image_unsupported",
         )
     return Image.fromarray((values * (255 / white) + 0.5).astype(np.uint8))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DataConfig
-from ..errors import DataError
+from ..errors import DataError, Note
 from .cache import tell
 from .folders import open_folder
 from .hub_datasets import PREFIX, is_saved_dataset, open_hub_dataset, open_saved_dataset
@@ -209,7 +209,8 @@ def _in_files(files: list[Path], several: bool, reference: str) -> Found:
     if not parts:
         return _READERS[suffixes.pop()]({"train": unnamed}, several)
     found = _READERS[suffixes.pop()](parts, several)
-    notes = [f"Left out, as their names tell no part: {listed(map(str, unnamed))}."] if unnamed else []
+    text = f"Left out, as their names do not name a split: {listed(map(str, unnamed))}."
+    notes = [Note(text, "files_left_out")] if unnamed else []
     return Found(found.parts, (*found.notes, *notes))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, Note
 from .rows import RowSource, find_columns, missing_package, row_labels
 from .sources import Found
 
@@ -71,7 +71,8 @@ def open_parquet(parts: dict[str, list[Path]], several: bool) -> Found:
     for name, files in parts.items():
         source = _part(name, files, several)
         if source is None:
-            notes.append(f"The part {name!r} was left out: no row of {files[0]} has a label.")
+            text = f"The split {name!r} was left out: no row of {files[0]} has a label."
+            notes.append(Note(text, "split_left_out"))
         else:
             found[name] = source
     return Found(found, tuple(notes))

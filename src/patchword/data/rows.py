@@ -61,12 +61,13 @@ class RowSource(Source):
         try:
             value = self.cell(int(self.rows[index]))
         except Exception as error:  # a damaged page of a file; pyarrow has no common base for what it raises
-            raise ImageError(f"Cannot read {self.name(index)}: the file is damaged ({error}).") from error
+            reason = f"the file is damaged ({error})."
+            raise ImageError(reason, name=self.name(index), code="image_damaged") from error
         data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if data is None and path:
             return load_image(os.path.join(self.folder, path), mode=mode, at_least=at_least)
         if data is None:
-            raise ImageError(f"Cannot read {self.name(index)}: there is no picture in this row.")
+            raise ImageError("there is no image in this row.", name=self.name(index), code="image_empty")
         return decode(data, self.name(index), mode, at_least)
 
 

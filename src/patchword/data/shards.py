@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from ..errors import DataError, ImageError
+from ..errors import DataError, ImageError, Note
 from .images import SUFFIXES, Mode
 from .labels import label_words, labelled, listed
 from .sources import Found, Source, decode
@@ -64,7 +64,7 @@ class ShardSource(Source):
                 file.seek(self.offsets[row])
                 data = file.read(self.sizes[row])
         except OSError as error:
-            raise ImageError(f"Cannot read {self.name(index)}: {error.strerror}.") from error
+            raise ImageError(f"{error.strerror}.", name=self.name(index)) from error
         return decode(data, self.name(index), mode, at_least)
 
 
@@ -72,21 +72,23 @@ def open_shards(parts: dict[str, list[Path]], several: bool) -> Found:
     """The samples of tar files, which are already sorted into parts."""
     every = [file.absolute() for files in parts.values() for file in files]
     root = Path(os.path.commonpath([file.parent for file in every]))
-    notes: list[str] = []
+    notes: list[Note] = []
     found = {name: _part(root, [f.absolute() for f in files], several, notes) for name, files in parts.items()}
     return Found(found, tuple(notes))
 
 
-def _part(root: Path, files: list[Path], several: bool, notes: list[str]) -> ShardSource:
+def _part(root: Path, files: list[Path], several: bool, notes: list[Note]) -> ShardSource:
     samples: list[tuple[int, _Sample]] = []
     for shard, file in enumerate(files):
         index, problem = _index(file)
         complete = [sample for sample in index.values() if sample.offset >= 0 and sample.words is not None]
         samples += [(shard, sample) for sample in complete]
         if problem:
-            notes.append(f"{file}: {problem} The {len(complete)} samples before that are used.")
+            text = f"{file}: {problem} The {len(complete)} samples before that are used."
+            notes.append(Note(text, "shard_damaged"))
         if partial := [key for key, sample in index.items() if sample.offset < 0 or sample.words is None]:
-            notes.append(f"{file}: left out, as picture or label is missing or cannot be read: {listed(partial)}.")
+            text = f"{file}: left out, as the image or label is missing or cannot be read: {listed(partial)}."
+            notes.append(Note(text, "samples_left_out"))
     if not samples:
         said = f" {notes[-1]}" if notes else ""
         raise DataError(f"No pictures with labels are in {listed(map(str, files))}: KEY.jpg and KEY.cls each.{said}")

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from PIL import Image
 
-from ..errors import DataError, ImageError
+from ..errors import DataError, Note
 from .images import Mode, load_image, to_mode
 from .labels import as_several, listed, matched_targets
 
@@ -131,7 +131,7 @@ class Parts:
     val: Source | None = None
     test: Source | None = None
     split: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def present(self) -> dict[str, Source]:
         """The parts that there are, by name."""
@@ -144,15 +144,12 @@ class Found:
     """What a reader found at a reference: parts by name, each with classes of its own, and notes as in `Parts`."""
 
     parts: Mapping[str, Source]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def decode(data: bytes, name: str, mode: Mode, at_least: tuple[int, int] | None) -> Image.Image:
-    """The picture in the bytes of a file; a message calls it `name`."""
-    try:
-        return load_image(data, mode=mode, at_least=at_least)
-    except ImageError as error:
-        raise ImageError(str(error).replace("<bytes>", name, 1)) from error
+    """The image in the bytes of a file; a message calls it `name`."""
+    return load_image(data, mode=mode, at_least=at_least, name=name)
 
 
 def from_arrays(images: np.ndarray, targets: np.ndarray, labels: Sequence[str] | None = None) -> ArraySource:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataError
+from ..errors import DataError, Note
 from .labels import labelled, listed
 from .sources import PART_NAMES, FileSource, Found
 
@@ -154,7 +154,7 @@ def _split(table: _Table, column: int | None) -> list[str]:
 
 def _merged(
     table: _Table, paths: list[str], words: list[tuple[str, ...]], split: list[str], several: bool
-) -> tuple[list[int], list[tuple[str, ...]], list[str]]:
+) -> tuple[list[int], list[tuple[str, ...]], list[Note]]:
     """The rows that stay, one for each picture, the labels of all rows, and what to tell.
 
     A picture that stayed twice could be learnt from and tested with. Where several labels are allowed, tables may have
@@ -179,7 +179,8 @@ def _merged(
                 f"{listed(words[earlier])}. Correct one of them, or set data.multi_label to true."
             )
     repeated = len(paths) - len(first)
-    notes = [f"{table.path} repeats itself in {repeated} lines, which were left out."] if repeated else []
+    text = f"{table.path} repeats itself in {repeated} lines, which were left out."
+    notes = [Note(text, "duplicate_rows_left_out")] if repeated else []
     return list(first.values()), words, [] if several else notes
 
 

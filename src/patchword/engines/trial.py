@@ -42,6 +42,7 @@ class Verdict:
     name: str
     works: bool
     why: str = ""  # it does not work
+    signal: str = ""  # that killed the trial, such as SIGILL
     single: float = 0.0  # pictures a second, one at a time ...
     batched: float = 0.0  # ... and 16 at a time
 
@@ -79,7 +80,7 @@ def try_engine(name: str, child: str = CHILD) -> Verdict:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
         verdict = read(name, done)
-        lasting = verdict.works or verdict.why.endswith(LASTING)
+        lasting = verdict.works or verdict.signal in LASTING
     except subprocess.TimeoutExpired:
         verdict, lasting = Verdict(name, False, f"no answer within {PATIENCE:g} seconds"), False
     except OSError as error:
@@ -93,7 +94,8 @@ def try_engine(name: str, child: str = CHILD) -> Verdict:
 def read(name: str, done: "subprocess.CompletedProcess[str]") -> Verdict:
     if done.returncode < 0:
         with contextlib.suppress(ValueError):
-            return Verdict(name, False, f"its trial was killed by {signal.Signals(-done.returncode).name}")
+            killer = signal.Signals(-done.returncode).name
+            return Verdict(name, False, f"its trial was killed by {killer}", killer)
     lines = done.stdout.strip().splitlines()
     with contextlib.suppress(ValueError, TypeError, IndexError):
         return Verdict(**json.loads(lines[-1]))
@@ -124,7 +126,7 @@ def attempt(name: str) -> None:
         print(json.dumps(asdict(Verdict(name, False, f"wrong answers: a logit is off by {found.largest:.3g}"))))
         return
     single, batched = speed(engine, pictures[:1]), speed(engine, pictures)
-    print(json.dumps(asdict(Verdict(name, True, "", single, batched))))
+    print(json.dumps(asdict(Verdict(name, True, single=single, batched=batched))))
 
 
 def speed(engine: Engine, pictures: "Tensor") -> float:

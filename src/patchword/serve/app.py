@@ -17,7 +17,7 @@ from ..classifier import Classifier, find_class
 from ..config import ViTConfig
 from ..data.ahead import thread_limit
 from ..engines.choose import asked
-from ..errors import ConfigError
+from ..errors import ConfigError, ImageError
 from .guard import Guard
 from .limits import Limits
 from .meters import Meters
@@ -35,6 +35,12 @@ PATHS |= {"/healthz", "/readyz", "/metrics"}
 
 REFUSALS = {400: "not understood", 401: "no token", 408: "too slow", 413: "too large", 415: "not read here"}
 REFUSALS |= {422: "no picture, or one that cannot be read", 503: "too busy", 504: "took too long"}
+PROBLEM = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("title", "detail", "code", "request_id")}
+    | {"status": {"type": "integer"}},
+    "required": ["status", "title", "detail", "code"],
+}
 FILE = {"type": "string", "format": "binary"}
 PICTURES: dict[str, Any] = {
     "requestBody": {
@@ -60,7 +66,8 @@ PICTURES: dict[str, Any] = {
         },
     },
     "responses": {
-        str(code): {"description": what, "content": {"application/problem+json": {}}} for code, what in REFUSALS.items()
+        str(status): {"description": what, "content": {"application/problem+json": {"schema": PROBLEM}}}
+        for status, what in REFUSALS.items()
     },
 }
 
@@ -140,7 +147,7 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         said = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors()[:3])
-        return Problem(422, said).response(request_id(request))
+        return Problem(422, said, code="invalid_parameter").response(request_id(request))
 
 
 def request_id(request: Request) -> str:
@@ -193,7 +200,7 @@ async def predict(
     """The most probable classes of each picture."""
     service = service_of(request)
     if not explain and (label, index, method) != (None, None, None):
-        raise Problem(422, "label, index and method go with explain=true.")
+        raise Problem(422, "label, index and method go with explain=true.", code="invalid_parameter")
     way: Any = chosen_way(service, method) if explain else None
     asked = chosen_label(service, label, index)
 
@@ -226,11 +233,12 @@ async def attention(request: Request, layer: Layer = -1, head: Head = None) -> R
     service = service_of(request)
     config = service.checkpoint.config
     if not isinstance(config, ViTConfig) or not config.depth:
-        raise Problem(422, "This model has no attention.")
+        raise Problem(422, "This model has no attention.", code="unsupported_by_model")
     if not -config.depth <= layer < config.depth:
-        raise Problem(422, f"layer: the model has {config.depth}, 0 to {config.depth - 1}.")
+        raise Problem(422, f"layer: the model has {config.depth}, 0 to {config.depth - 1}.", code="invalid_parameter")
     if head is not None and head >= config.num_heads:
-        raise Problem(422, f"head: the model has {config.num_heads}, 0 to {config.num_heads - 1}.")
+        detail = f"head: the model has {config.num_heads}, 0 to {config.num_heads - 1}."
+        raise Problem(422, detail, code="invalid_parameter")
 
     async def work(picture: Picture) -> dict[str, Any]:
         return {"attention": await service.attention(picture, layer % config.depth, head)}
@@ -257,7 +265,9 @@ async def answered(request: Request, work: Any, whole: bool = False) -> Response
     pictures = await uploads(request, service.limits)
     results = await service.while_connected(request, service.each(pictures, work, whole))
     if all("error" in each for each in results):
-        raise Problem(422, " ".join(f"{each['name']}: {each['error']}" for each in results[:3]))
+        codes = {each["code"] for each in results}
+        detail = " ".join(f"{each['name']}: {each['error']}" for each in results[:3])
+        raise Problem(422, detail, code=codes.pop() if len(codes) == 1 else ImageError.code)
     return JSONResponse({"results": results, "request_id": request_id(request)})
 
 
@@ -266,7 +276,8 @@ def check_parameters(request: Request) -> None:
     known = sorted(parameter.alias for parameter in request.scope["route"].dependant.query_params)
     for name in request.query_params:
         if name not in known:
-            raise Problem(422, f"There is no parameter {name[:40]!r} here, only {', '.join(known) or 'none at all'}.")
+            detail = f"There is no parameter {name[:40]!r} here, only {', '.join(known) or 'none at all'}."
+            raise Problem(422, detail, code="unknown_parameter")
 
 
 def service_of(request: Request) -> Service:
@@ -278,9 +289,10 @@ def service_of(request: Request) -> Service:
 
 def chosen_way(service: Service, method: str | None) -> Any:
     if not service.methods:
-        raise Problem(422, "This model has no blocks, so nothing can be explained.")
+        raise Problem(422, "This model has no blocks, so nothing can be explained.", code="unsupported_by_model")
     if method is not None and method not in service.methods:
-        raise Problem(422, f"method: this model can be explained by {', '.join(service.methods)}.")
+        detail = f"method: this model can be explained by {', '.join(service.methods)}."
+        raise Problem(422, detail, code="invalid_parameter")
     return method or service.methods[0]
 
 
@@ -288,14 +300,15 @@ def chosen_label(service: Service, label: str | None, index: int | None) -> int 
     count = len(service.labels)
     if index is not None:
         if label is not None or index >= count:
-            raise Problem(422, f"index: 0 to {count - 1}, and not beside a label.")
+            raise Problem(422, f"index: 0 to {count - 1}, and not beside a label.", code="invalid_parameter")
         return index
     try:
         return None if label is None else find_class(service.labels, label, hint=False)
     except ConfigError as error:
-        if "may be class" in str(error):
-            raise Problem(422, f"label: {error}") from None
-        raise Problem(422, f"label: the model has no such class. It has {count}; /v1/model lists them.") from None
+        detail = str(error)
+        if error.code == "unknown_class":  # its message lists the classes, which may be a thousand
+            detail = f"the model has no such class. It has {count}; /v1/model lists them."
+        raise Problem(422, f"label: {detail}", code=error.code) from None
 
 
 def described(service: Service) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Batcher:
         if self.closing:
             raise busy("The server is about to stop.")
         if count > self.limits.queue:
-            raise Problem(422, f"{count} pictures at once are more than this server ever holds, {self.limits.queue}.")
+            detail = f"{count} pictures at once are more than this server ever holds, {self.limits.queue}."
+            raise Problem(422, detail, code="too_many_images")
         if self.inside + count > self.limits.queue:
             self.meters.refused.inc()
             raise busy(f"{self.inside} pictures are waiting already.")

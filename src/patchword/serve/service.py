@@ -88,18 +88,17 @@ class Service:
         future.add_done_callback(lambda _: self.decoding.release())  # not here: this may be cancelled, even twice
         return await asyncio.shield(future)
 
-    def decode(self, upload: Upload, whole: bool) -> Picture | str:
-        """The picture, or why it cannot be read."""
+    def decode(self, upload: Upload, whole: bool) -> Picture | ImageError:
+        """The image, or why it cannot be read."""
         at_least = None if whole else self.preprocess.resized_to
         mode, most = self.preprocess.mode, self.limits.pixels
         try:
             picture = load_image(upload.data, mode=mode, at_least=at_least, max_pixels=most)
             pixels = self.preprocess.pixels(picture)
         except ImageError as error:
-            said = str(error).removeprefix("Cannot read <bytes>: ")
-            if "max_pixels" in said or "far more pixels" in said:  # words for users of the library
-                said = f"it has more pixels than the {most:,} allowed. Shrink it first."
-            return said
+            if error.code == "image_too_large":  # its reason names an argument, which a client does not have
+                return ImageError(f"it has more pixels than the {most:,} allowed. Shrink it first.", code=error.code)
+            return error
         width, height = picture.size
         left, top, right, bottom = self.preprocess.seen(height, width)
         box = [round(v, 5) for v in (left / width, top / height, right / width, bottom / height)]
@@ -118,8 +117,8 @@ class Service:
 
     async def one(self, file: Upload, work: Any, whole: bool) -> dict[str, Any]:
         picture = await self.in_thread(self.decode, file, whole)
-        if isinstance(picture, str):
-            return {"name": file.name, "error": picture}
+        if isinstance(picture, ImageError):
+            return {"name": file.name, "error": picture.reason, "code": picture.code}
         return {"name": file.name, **await work(picture)}
 
     async def predictions(self, picture: Picture, top: int) -> list[dict[str, Any]]:

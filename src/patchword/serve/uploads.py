@@ -3,11 +3,13 @@
 import base64
 import binascii
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from .limits import Limits
@@ -40,21 +42,39 @@ async def uploads(request: Request, limits: Limits) -> list[Upload]:
     else:
         raise Problem(415, f"{kind[:80]} is not read here. {WAYS}")
     if not found:
-        raise Problem(422, f"There is no picture in the request. {WAYS}")
+        raise Problem(422, f"There is no picture in the request. {WAYS}", code="no_image")
     return found
+
+
+class FormParser(MultiPartParser):
+    """Starlette's parser, with a limit on files whose violation can be told from other errors of the form."""
+
+    def __init__(self, request: Request, stream: AsyncGenerator[bytes, None], limits: Limits) -> None:
+        # Starlette's own limit on files is out of reach: `on_part_end` raises at the first file too many.
+        sizes = {"max_files": limits.files + 1, "max_fields": limits.files, "max_part_size": limits.body}
+        super().__init__(request.headers, stream, **sizes)
+        self.limits, self.files = limits, 0
+
+    def on_part_end(self) -> None:
+        super().on_part_end()
+        self.files += isinstance(self.items[-1][1], UploadFile)
+        if self.files > self.limits.files:
+            raise too_many(self.limits)
 
 
 async def from_form(request: Request, limits: Limits) -> list[Upload]:
     try:
-        async with request.form(max_files=limits.files, max_fields=limits.files, max_part_size=limits.body) as form:
-            files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-            return [Upload(clean(file.filename), await file.read()) for file in files]
-    except HTTPException as error:
-        if "Too many files" in str(error.detail):
-            raise too_many(limits) from None
-        raise
+        async with aclosing(request.stream()) as stream:
+            form = await FormParser(request, stream, limits).parse()
+    except MultiPartException as error:
+        raise Problem(400, error.message, code="invalid_form") from None
     except UnicodeError:
-        raise Problem(400, "The form is not in the encoding that it names.") from None
+        raise Problem(400, "The form is not in the encoding that it names.", code="invalid_form") from None
+    try:
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        return [Upload(clean(file.filename), await file.read()) for file in files]
+    finally:
+        await form.close()
 
 
 def clean(name: str | None) -> str:
@@ -64,23 +84,24 @@ def clean(name: str | None) -> str:
 
 def from_json(body: bytes, limits: Limits) -> list[Upload]:
     if sum(body.count(mark) for mark in (b",", b"[", b"{", b":")) > MOST_MARKS:  # it would take seconds to read
-        raise Problem(422, f"The JSON is not what is read here. {WAYS}")
+        raise Problem(422, f"The JSON is not what is read here. {WAYS}", code="invalid_json")
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
-        raise Problem(400, "The body is not JSON.") from None
+        raise Problem(400, "The body is not JSON.", code="invalid_json") from None
     if not isinstance(said, dict):
-        raise Problem(422, f"The JSON must be an object. {WAYS}")
+        raise Problem(422, f"The JSON must be an object. {WAYS}", code="invalid_json")
     given: Any = said.get("images", [said["image"]] if "image" in said else [])
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        raise Problem(422, '"images" must be a list of base64 texts, "image" one of them.')
+        raise Problem(422, '"images" must be a list of base64 texts, "image" one of them.', code="invalid_json")
     if len(given) > limits.files:
         raise too_many(limits)
     return [Upload(f"picture {number}", decoded(text, number)) for number, text in enumerate(given, 1)]
 
 
 def too_many(limits: Limits) -> Problem:
-    return Problem(422, f"A request may have {limits.files} pictures. Send the others in another one.")
+    detail = f"A request may have {limits.files} pictures. Send the others in another one."
+    return Problem(422, detail, code="too_many_images")
 
 
 def decoded(text: str, number: int) -> bytes:
@@ -90,4 +111,4 @@ def decoded(text: str, number: int) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Problem(422, f"Picture {number} is not valid base64.") from None
+        raise Problem(422, f"Picture {number} is not valid base64.", code="invalid_base64") from None

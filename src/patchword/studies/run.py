@@ -140,7 +140,10 @@ def run_cell(study: Study, cell: Cell, seed: int, out: Path, plan: dict[str, Any
             resume(folder, started=started)
         else:
             train(config, folder, started=started)
-    except TrainingError as error:  # not a number: that, too, is an answer, and would be the same again
+    except TrainingError as error:
+        if error.code != "not_finite":
+            raise
+        # Divergence is a result, too, and would be the same again.
         return {**about, "accuracy": None, "diverged": str(error)}
     return {**about, **outcome(read_checkpoint(folder), config)}
 

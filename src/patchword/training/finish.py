@@ -11,6 +11,7 @@ from .. import __version__
 from ..checkpoints.checkpoint import Checkpoint
 from ..data.doctor import machine_facts
 from ..data.loader import Loader
+from ..errors import Note
 from ..evaluation.classes import MOST_CONFUSED, class_figures, confusion_matrix
 from ..evaluation.metrics import average_precision
 from ..report import Mistake, Report, write_report
@@ -47,7 +48,10 @@ def finish(run: "Run") -> Outcome | None:
     content = make_report(run, part, loader, answers, figures, provenance)
     publish(run.folder, replace(best, provenance=provenance, temperature=temperature))
     path = write_report(run.folder, content)
-    return Outcome(run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(run.notes))
+    return Outcome(
+        run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(run.notes),
+        unreadable=sum(map(len, unreadable_images(run).values())),
+    )  # fmt: skip
 
 
 def best_model(run: "Run") -> Checkpoint:
@@ -67,15 +71,19 @@ def origin(run: "Run") -> dict[str, Any]:
     return {**run.trainer.history, "versions": versions, "seconds": round(run.seconds, 1), "steps": run.trainer.step}
 
 
-def unreadable_notes(run: "Run") -> list[str]:
-    notes = []
+def unreadable_images(run: "Run") -> dict[str, list[str]]:
+    """For each split that has images which could not be read, the reasons."""
     loaders = {"train": run.trainer.loader, "val": run.trainer.val, "test": run.trainer.test}
-    for name, loader in loaders.items():
-        if loader is not None and loader.unreadable:
-            listed = "; ".join(list(loader.unreadable.values())[:10])
-            count = len(loader.unreadable)
-            were = "picture was" if count == 1 else "pictures were"
-            notes.append(f"{count} {were} left out of the {name} part: could not be read. {listed}")
+    found = {name: list(loader.unreadable.values()) for name, loader in loaders.items() if loader is not None}
+    return {name: reasons for name, reasons in found.items() if reasons}
+
+
+def unreadable_notes(run: "Run") -> list[Note]:
+    notes = []
+    for name, reasons in unreadable_images(run).items():
+        were = "image was" if len(reasons) == 1 else "images were"
+        text = f"{len(reasons)} {were} left out of the {name} split: could not be read. {'; '.join(reasons[:10])}"
+        notes.append(Note(text, "images_unreadable"))
     return notes
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..config.train import Precision
 from ..data.loader import Batch, Loader
 from ..data.randomness import shuffled
+from ..errors import Note
 from ..models import Model
 from ..probing.logistic import Logistic, logistic_probe
 from .precision import autocast
@@ -32,7 +33,7 @@ def probe_head(
     val: Loader,
     seconds: float = float("inf"),
     precision: Precision = "fp32",
-) -> tuple[str, float]:
+) -> tuple[Note, float]:
     """Sets model.head to the probe with the least loss on `val`; returns a note, and the seconds one of these took.
 
     Args:
@@ -55,7 +56,8 @@ def probe_head(
         head.weight.copy_(probe.weight.T)
         head.bias.copy_(probe.bias)
     near = ", near what the old head takes them for" if probe.recalls else ""
-    return f"the head begins as a logistic probe of {len(y)} pictures (penalty {probe.penalty:g}{near})", pace
+    text = f"the head begins as a logistic probe of {len(y)} images (penalty {probe.penalty:g}{near})"
+    return Note(text, "head_probed"), pace
 
 
 def features(

@@ -19,7 +19,7 @@ from ..data.ahead import thread_limit
 from ..data.open import completed, lessened, open_data
 from ..data.readable import require_readable
 from ..data.sources import Parts
-from ..errors import ConfigError, Stopped, TrainingError
+from ..errors import ConfigError, Note, Stopped, TrainingError
 from .finish import finish
 from .folder import (
     Metrics,
@@ -126,7 +126,7 @@ class Run:
             self.trainer.restore(snapshot.step, model, snapshot.tensors)
             self.best, self.length, self.begun = snapshot.best, snapshot.metrics_bytes, snapshot.notes.get("begun")
             self.spent = max(self.spent, snapshot.seconds)
-            self.notes = [*snapshot.notes.get("told", self.notes), *complaints]
+            self.notes = [*map(Note.from_json, snapshot.notes.get("told", self.notes)), *complaints]
         self.resumed_at = self.trainer.step
         self.clock = self.make_clock()
         self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.flip_test else 1)
@@ -212,12 +212,10 @@ class Run:
         pace = self.pace_of_evaluation(seconds)
         self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.5 * self.saving + 1.0)
         if self.trainer.step == 1 and self.clock.over(1):
-            self.tell(
-                f"The budget is too short: there was time for one step of {seconds:.0f} s. A smaller model, picture or "
-                "batch gets further."
-            )
+            text = f"The budget is too short: there was time for one step of {seconds:.0f} s. "
+            self.tell(Note(f"{text}A smaller model, image size or batch gets further.", "budget_too_short"))
 
-    def tell(self, note: str) -> None:
+    def tell(self, note: Note) -> None:
         self.notes.append(note)
         for watcher in self.watchers:
             watcher.say(f"note: {note}")
@@ -269,8 +267,9 @@ class Run:
         answers = self.asked(self.trainer.evaluated)
         if not np.isfinite(answers.logits).all():
             raise TrainingError(
-                f"After step {self.trainer.step} the answers on validation are not all numbers, though the loss was "
-                "one. The checkpoint before stays; a lower learning rate (--optim.lr) or fp32 usually helps."
+                f"After step {self.trainer.step} the validation logits contain NaN or Inf although the training loss "
+                "was finite. The last checkpoint is kept. A lower learning rate (--optim.lr) or fp32 usually helps.",
+                code="not_finite",
             )
         took = time.monotonic() - start
         self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
@@ -292,7 +291,7 @@ class Run:
     def asked(self, model: nn.Module) -> Answers:
         return ask(model, self.trainer.val, flip=self.config.flip_test, world=self.world)
 
-    def choose_share(self, answers: Answers) -> tuple[Answers, str | None]:
+    def choose_share(self, answers: Answers) -> tuple[Answers, Note | None]:
         """Where pictures are unlike all that the weights have seen before, half way is worse than either end: the best
         of the three stands for the last step, and a note where that is not the mixture."""
         average, usual = self.trainer.average, self.config.start_share
@@ -303,10 +302,8 @@ class Run:
         if share == usual:
             return answers, None
         average.model = average.mixed(share)
-        return found[share], (
-            f"{ENDS[share]} has a loss of {losses[share]:.4f} on validation, the mixture of both (start_share "
-            f"{usual:g}) {losses[usual]:.4f}: the former is kept."
-        )
+        text = f"{ENDS[share]} has a loss of {losses[share]:.4f} on validation, the mixture of both (start_share "
+        return found[share], Note(f"{text}{usual:g}) {losses[usual]:.4f}: the former is kept.", "mixture_not_kept")
 
     def save_due(self) -> bool:
         """By time: as configured, and twenty times in a budget, which a kill would else use up, if saving is quick."""
@@ -319,7 +316,7 @@ class Run:
         start = time.monotonic()
         if self.world.first:
             length = self.metrics.sync()
-            notes: dict[str, Any] = {"told": self.notes}
+            notes: dict[str, Any] = {"told": [note.to_json() for note in self.notes]}
             if isinstance(self.clock, BudgetClock):
                 notes["begun"] = self.clock.begun
             snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state(), notes)
@@ -346,7 +343,8 @@ class Run:
         raise TrainingError(
             f"Step {fault.step + 1} met a number that is not finite ({where}) in the batch {names}. The step was not "
             f"made; the state before it is saved in {self.store.path(fault.step)}, the cause in {told}. A lower "
-            f"learning rate (--optim.lr), gradient clipping (--optim.clip 1) or fp32 usually helps."
+            f"learning rate (--optim.lr), gradient clipping (--optim.clip 1) or fp32 usually helps.",
+            code="not_finite",
         )
 
 

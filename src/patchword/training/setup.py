@@ -11,7 +11,7 @@ from ..config import Config, ModelConfig, Size, ViTConfig
 from ..config.model import REGULARISERS
 from ..data.sources import ArraySource, Parts
 from ..data.statistics import channel_statistics
-from ..errors import ConfigError
+from ..errors import ConfigError, Note
 from ..models import Model, build
 from ..preprocess import Preprocess
 from ..probing.logistic import Logistic
@@ -32,7 +32,7 @@ class Start:
     history: dict  # provenance of the weights it starts from
     new_head: bool
     old_head: Logistic | None = None  # for other classes, where there was one
-    notes: tuple[str, ...] = ()  # what was assumed in reading the weights
+    notes: tuple[Note, ...] = ()  # what was assumed in reading the weights
 
 
 def make_start(config: Config, parts: Parts) -> Start:

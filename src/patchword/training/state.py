@@ -21,7 +21,7 @@ from torch import Tensor
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.files import sha256, sync
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Note
 
 FORMAT = 1
 STATE, MANIFEST = "state.safetensors", "state.json"
@@ -154,14 +154,14 @@ class Store:
             if entry.name.startswith((".making-", ".removing-")):
                 shutil.rmtree(entry.path)
 
-    def load(self) -> tuple[Snapshot, dict[str, Tensor], list[str]] | None:
+    def load(self) -> tuple[Snapshot, dict[str, Tensor], list[Note]] | None:
         """The last checkpoint that is whole, the tensors of its model, and what is wrong with later ones."""
-        complaints: list[str] = []
+        complaints: list[Note] = []
         for step in self.steps():
             try:
                 snapshot, model = read_checkpoint_folder(self.path(step))
             except CheckpointError as error:
-                complaints.append(f"{error} It is passed over.")
+                complaints.append(Note(f"{error} It is skipped.", "checkpoint_damaged"))
                 continue
             self.last = step
             return self.without_lost_best(snapshot, complaints), model, complaints
@@ -170,13 +170,13 @@ class Store:
             raise CheckpointError(" ".join([*complaints, told]))
         return None
 
-    def without_lost_best(self, snapshot: Snapshot, complaints: list[str]) -> Snapshot:
+    def without_lost_best(self, snapshot: Snapshot, complaints: list[Note]) -> Snapshot:
         """The snapshot as it is; but if the checkpoint that was best is damaged, the best is yet to come."""
         if snapshot.best and snapshot.best["step"] != snapshot.step:
             try:
                 read_checkpoint_folder(self.path(snapshot.best["step"]))
             except CheckpointError as error:
-                complaints.append(f"{error} It was the best so far.")
+                complaints.append(Note(f"{error} It was the best so far.", "best_checkpoint_damaged"))
                 return replace(snapshot, best=None)
         return snapshot
 

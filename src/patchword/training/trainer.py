@@ -18,7 +18,7 @@ from ..data.loader import Batch, Loader
 from ..data.order import BalancedOrder, Order
 from ..data.randomness import keys
 from ..data.sources import Parts
-from ..errors import ConfigError
+from ..errors import ConfigError, Note
 from .averaging import Average
 from .guard import Fault, Place, diagnose
 from .head import probe_head
@@ -67,7 +67,7 @@ class Trainer:
         assert parts.val is not None
         self.val = Loader(parts.val, self.preprocess, **plain)
         self.test = Loader(parts.test, self.preprocess, **plain) if parts.test is not None else None
-        self.notes: list[str] = [*start.notes, *parts.notes]
+        self.notes: list[Note] = [*start.notes, *parts.notes]
         self.model = start.model
         self.inference_seconds = 0.0  # for a picture, once it is known
         if fresh and start.new_head and config.head == "probe":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..errors import Note
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Briefing:
     classes: int
     steps: int | None  # None: as many as the budget allows
     resumed_at: int  # step
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Outcome:
     steps: int
     seconds: float
     report: Path
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
+    unreadable: int = 0  # images that could not be read, of all splits
 
 
 class Watcher:

@@ -1,0 +1,346 @@
+"""Stable codes of errors and notes, decisions that do not depend on the wording of a message, and exit codes."""
+
+import ast
+import copy
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+import patchword
+from patchword.checkpoints import write_checkpoint
+from patchword.checkpoints.files import read_tensors
+from patchword.cli.screen import print_outcome
+from patchword.data import download  # defines an error of its own
+from patchword.data.sources import decode
+from patchword.engines import trial
+from patchword.errors import CheckpointError, ConfigError, ImageError, Note, PatchwordError, TrainingError
+from patchword.serve import app, service
+from patchword.serve.limits import Limits
+from patchword.serve.problems import STATUSES, Problem
+from patchword.serve.uploads import Upload, uploads
+from patchword.studies import run as studies
+from patchword.studies.study import Cell
+from patchword.training import Outcome
+from test_checkpoints import checkpoint
+from test_classifier import colour_checkpoint
+from test_cli import run
+from test_studies import BASE, little_study
+
+SOURCE = Path(patchword.__file__).parent
+REWORDED = "Worded otherwise."
+
+# Programs rely on these: codes may be added, but none may change its meaning or disappear.
+CLASS_CODES = {
+    "PatchwordError": "patchword_error",
+    "ConfigError": "invalid_config",
+    "CheckpointError": "invalid_checkpoint",
+    "ConversionError": "conversion_failed",
+    "ExportError": "export_failed",
+    "DataError": "invalid_data",
+    "ImageError": "unreadable_image",
+    "Unreachable": "unreachable",
+    "HubError": "hub_failed",
+    "TrainingError": "training_failed",
+}
+RAISED_CODES = set(
+    "ambiguous_class unknown_class unsafe_pickle not_finite "
+    "image_damaged image_empty image_not_a_file image_not_found image_out_of_memory image_permission_denied "
+    "image_too_large image_unsupported "
+    # of the server only
+    "invalid_base64 invalid_form invalid_json invalid_parameter no_image too_many_images unknown_parameter "
+    "unsupported_by_model".split()
+)
+STATUS_CODES = {
+    400: "bad_request",
+    401: "unauthorized",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    422: "invalid_request",
+    500: "internal_error",
+    503: "unavailable",
+    504: "response_timeout",
+}
+NOTE_CODES = set(
+    "best_checkpoint_damaged budget_too_short checkpoint_damaged duplicate_rows_left_out files_left_out "
+    "folders_left_out head_probed head_replaced image_size_assumed images_unreadable labels_assumed "
+    "metadata_not_stored mixture_not_kept multi_label_not_stored note numerics_differ preprocess_assumed "
+    "preprocess_not_stored preprocess_stated run_unfinished samples_left_out shard_damaged split_left_out "
+    "temperature_not_stored text_tower_skipped".split()
+)
+
+
+def subclasses(base: type[PatchwordError]) -> Iterator[type[PatchwordError]]:
+    yield base
+    for each in base.__subclasses__():
+        yield from subclasses(each)
+
+
+def calls() -> Iterator[ast.Call]:
+    for path in SOURCE.rglob("*.py"):
+        yield from (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+
+
+def words(node: ast.expr) -> set[str]:
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+# ---- codes
+
+
+def test_codes_of_classes() -> None:
+    assert download.Unreachable.__module__.startswith("patchword.")
+    ours = [each for each in subclasses(PatchwordError) if each.__module__.startswith("patchword.")]
+    assert {each.__name__: each.code for each in ours} == CLASS_CODES
+    assert all(each(REWORDED).code == each.code and str(each(REWORDED)) == REWORDED for each in ours)
+    assert len(set(CLASS_CODES.values())) == len(CLASS_CODES)
+
+
+def test_codes_that_are_raised() -> None:
+    found = {word for call in calls() for key in call.keywords if key.arg == "code" for word in words(key.value)}
+    reasons = ast.parse((SOURCE / "data/images.py").read_text())
+    pairs = (n.value for n in ast.walk(reasons) if isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple))
+    found |= {word for pair in pairs for word in words(pair.elts[-1])}
+    assert found - {"code"} == RAISED_CODES
+    assert not RAISED_CODES & {*CLASS_CODES.values(), *STATUS_CODES.values()}
+
+
+def test_codes_of_notes() -> None:
+    made = [call for call in calls() if getattr(call.func, "id", "") in ("Note", "cls") and len(call.args) == 2]
+    assert {word for call in made for word in words(call.args[1])} - {"code"} == NOTE_CODES
+
+
+def test_codes_of_the_server() -> None:
+    assert {status: code for status, (_, code) in STATUSES.items()} == STATUS_CODES
+    assert Problem(422, REWORDED).code == "invalid_request" and Problem(418, REWORDED).code == "http_error"
+    said = json.loads(Problem(503, REWORDED, code="mine").response("abc").body)
+    assert said == {"status": 503, "title": STATUSES[503][0], "detail": REWORDED, "code": "mine", "request_id": "abc"}
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError(REWORDED, code="mine"), ImageError("it is empty.", name="a.png", code="image_empty")]
+)
+def test_errors_cross_processes_whole(error: PatchwordError) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+
+
+def test_a_note_is_a_text_with_a_code() -> None:
+    note = Note("224 is assumed.", "image_size_assumed")
+    assert json.dumps([note]) == '["224 is assumed."]' and f"{note}" == "224 is assumed."
+    for again in (pickle.loads(pickle.dumps(note)), copy.deepcopy(note), Note.from_json(note.to_json())):
+        assert again == note and again.code == note.code
+    assert Note.from_json("of an earlier version").code == "note"
+
+
+# ---- decisions: the words change, the codes stay
+
+
+def test_stating_the_preprocessing_drops_the_note_of_what_was_assumed() -> None:
+    assumed = Note(REWORDED, "preprocess_assumed")
+    other = Note("Not on how images are prepared, but on labels.", "labels_assumed")
+    made = patchword.checkpoints.Checkpoint(**{**vars(checkpoint()), "notes": (assumed, other)})
+    stated = made.stated(crop=0.5).stated(crop=0.6)
+    assert [note.code for note in stated.notes] == ["labels_assumed", "preprocess_stated"]
+
+
+def test_the_exit_code_of_a_run_counts_images_not_words(tmp_path: Path) -> None:
+    note = Note("All images are fine: there is none that could not be read.", "note")
+    assert print_outcome(Outcome(tmp_path, {}, 1, 1, 1.0, tmp_path, (note,)), json=False) == 0
+    assert print_outcome(Outcome(tmp_path, {}, 1, 1, 1.0, tmp_path, (), unreadable=1), json=False) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kept"),
+    [
+        (ConfigError(REWORDED, code="ambiguous_class"), "ambiguous_class", True),
+        (ConfigError("There may be classes, but not this one.", code="unknown_class"), "unknown_class", False),
+    ],
+)
+def test_the_server_knows_an_ambiguous_class(
+    error: ConfigError, code: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(app, "find_class", find)
+    with pytest.raises(Problem) as refused:
+        app.chosen_label(types.SimpleNamespace(labels=("a", "b")), "a", None)  # type: ignore[arg-type]
+    assert (refused.value.status, refused.value.code, str(error) in refused.value.detail) == (422, code, kept)
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (ImageError(REWORDED, code="image_too_large"), False),
+        (ImageError("its text says max_pixels, and far more pixels.", code="image_damaged"), True),
+    ],
+)
+def test_the_server_names_its_own_limit_of_pixels(
+    error: ImageError, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> Image.Image:
+        raise error
+
+    monkeypatch.setattr(service, "load_image", load)
+    itself: Any = types.SimpleNamespace(preprocess=checkpoint().preprocess, limits=Limits(pixels=1234))
+    found = service.Service.decode(itself, Upload("a.png", b""), False)
+    assert isinstance(found, ImageError) and found.code == error.code
+    assert (found.reason == error.reason) is kept and ("1,234" in found.reason) is not kept
+
+
+def test_too_many_files_whatever_starlette_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def count(request: Request) -> JSONResponse:
+        try:
+            return JSONResponse(len(await uploads(request, Limits(files=2))))
+        except Problem as problem:
+            return problem.response()
+
+    monkeypatch.setattr(MultiPartException, "__init__", lambda self, message: setattr(self, "message", REWORDED))
+    client = TestClient(Starlette(routes=[Route("/", count, methods=["POST"])]))
+    files = [("file", (f"{i}.png", b"x")) for i in range(5)]
+    assert client.post("/", files=files[:2]).json() == 2
+    for number in (3, 4, 5):
+        assert client.post("/", files=files[:number]).json()["code"] == "too_many_images"
+    fields = client.post("/", files=files[:1], data={"a": "1", "b": "2", "c": "3"}).json()
+    assert (fields["code"], fields["detail"]) == ("invalid_form", REWORDED)
+
+
+def test_only_a_signal_condemns_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's last words may name a signal; only the death by one will be the same again."""
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
+    monkeypatch.setattr(trial, "_tried", {})
+    verdict = trial.try_engine("torch", "import sys; sys.exit('something about SIGILL')")
+    assert not verdict.works and verdict.signal == "" and verdict.why.endswith("SIGILL")
+    trial._tried.clear()
+    assert trial.known("torch") is None
+    verdict = trial.try_engine("torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    trial._tried.clear()
+    assert verdict.signal == "SIGILL" and trial.known("torch") == verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(pickle.UnpicklingError(REWORDED), "unsafe_pickle"), (RuntimeError("Unsupported"), "invalid_checkpoint")],
+)
+def test_a_pickle_that_torch_refuses(
+    error: Exception, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    torch.save({"a": torch.ones(2), "object": types.SimpleNamespace()}, tmp_path / "m.pth")
+    with pytest.raises(CheckpointError) as refused:
+        read_tensors(tmp_path / "m.pth")
+    assert refused.value.code == "unsafe_pickle"
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(CheckpointError) as refused:
+        read_tensors(tmp_path / "m.pth")
+    assert refused.value.code == code
+
+
+def test_bytes_are_called_by_the_name_of_their_sample() -> None:
+    with pytest.raises(ImageError) as error:
+        decode(b"junk", "<bytes>.tar:0.png", "RGB", None)
+    assert error.value.code == "image_unsupported"
+    assert str(error.value) == f"Cannot read <bytes>.tar:0.png: {error.value.reason}"
+
+
+def test_a_study_takes_only_divergence_for_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(studies, "train", fail)
+    arguments: Any = (little_study(), Cell("ViT", "none", BASE), 0, tmp_path, {"share": 1.0, "steps": 1})
+    error = TrainingError(REWORDED, code="not_finite")
+    assert studies.run_cell(*arguments)["diverged"] == REWORDED
+    error = TrainingError("NaN is not to blame.")
+    with pytest.raises(TrainingError):
+        studies.run_cell(*arguments)
+
+
+# ---- exit codes, of real processes
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "model", colour_checkpoint())
+    Image.new("RGB", (20, 30), "red").save(tmp_path / "red.png")
+    return tmp_path / "model"
+
+
+def test_exit_codes_of_requests(model: Path) -> None:
+    good, missing = model.parent / "red.png", model.parent / "missing.png"
+    done = run("predict", model, good)
+    assert done.returncode == 0, done.stderr
+    for wrong in (("predict", model.parent, good), ("predict", model, good, "--topp", 1), ("predict",), ("fly",)):
+        refused = run(*wrong)
+        assert refused.returncode == 2 and refused.stderr and "Traceback" not in refused.stderr, wrong
+    partly = run("predict", model, good, missing)
+    assert partly.returncode == 3 and str(missing) in partly.stderr and "Traceback" not in partly.stderr
+    assert "red.png" in partly.stdout
+
+
+def test_an_internal_error_is_exit_code_1(model: Path, tmp_path: Path) -> None:
+    """With a traceback: it is to be reported."""
+    broken = "import patchword.evaluation.predict as p\np.find_files = lambda images: 1 / 0\n"
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    places = os.pathsep.join([str(tmp_path), str(SOURCE.parent)])
+    failed = run("predict", model, tmp_path / "red.png", PYTHONPATH=places)
+    assert failed.returncode == 1 and "ZeroDivisionError" in failed.stderr and not failed.stdout
+
+
+def test_a_training_run_with_unreadable_images_is_exit_code_3(tmp_path: Path) -> None:
+    for i in range(12):
+        path = tmp_path / f"data/{'ab'[i % 2]}/{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * i).save(path)
+    (tmp_path / "data/a/0.png").write_bytes(b"junk")
+    flags = ("--model.image-size", 8, "--model.patch-size", 4, "--steps", 4, "--batch-size", 8, "--json")
+    done = run("train", "quickstart", "--data.source", tmp_path / "data", *flags, "--out", tmp_path / "run")
+    assert done.returncode == 3, done.stderr
+    assert any("0.png" in note for note in json.loads(done.stdout)["notes"]) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_exit_code_128_and_its_number(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "patchword", "train", "quickstart", "--steps", "1000000", "--out", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        metrics, end = tmp_path / "run/metrics.jsonl", time.monotonic() + 120
+        # A row: the first step is made, so the handlers of the run are installed.
+        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(number)
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == 128 + number, said
+    assert "patchword resume" in said and "Traceback" not in said
+
+
+def test_a_reader_that_has_gone_is_exit_code_141(model: Path) -> None:
+    """As in `patchword predict ... | head -0`: not done, and no traceback, either."""
+    command = [sys.executable, "-m", "patchword", "predict", str(model), str(model.parent / "red.png")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGPIPE and not said
