@@ -16,6 +16,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from conftest import shared_path
+from patchword.cli.consultation import consult
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
 from patchword.core import runtime
 from patchword.core.text import visible
@@ -25,6 +26,8 @@ from patchword.data.doctor.survey import Look, header, look_at
 from patchword.data.folders import class_folders
 from patchword.data.open import open_data
 from patchword.data.sources import ArraySource, FileSource, Parts, from_arrays
+from patchword.recipes import RECIPES, load_recipe
+from patchword.training import train
 
 PARTS = {"train": 12, "val": 4, "test": 4}
 CLASSES = ("cat", "dog", "owl")
@@ -353,7 +356,12 @@ TUNED = OptimConfig(name="adamw", lr=1e-3)
         (Config(init="ti16", optim=TUNED, lora=8), None),
         (Config(init="ti16", optim=TUNED, freeze=("all-but-head",)), None),
         (Config(optim=TUNED), None),
-        (Config(model=ViTConfig(embed_dim=96, num_heads=6, mlp_dim=192)), "16 numbers wide"),
+        (Config(optim=OptimConfig(lr=0.1)), "learning rate 0.1 is high for new weights"),
+        (Config(optim=OptimConfig(name="sgd", lr=0.1)), None),
+        (Config(init="ti16", optim=OptimConfig(lr=1e-7)), "learning rate 1e-07 is low"),
+        (Config(init="ti16", optim=OptimConfig(lr=1e-3, layer_decay=0.75)), None),
+        (Config(init="ti16", optim=OptimConfig(lr=1e-2, layer_decay=0.75)), "learning rate 0.01"),
+        (Config(model=ViTConfig(embed_dim=96, num_heads=8, mlp_dim=192)), "12 numbers wide"),
         (Config(model=ViTConfig(image_size=32, patch_size=16)), "2 x 2 patches"),
         (Config(model=ViTConfig(image_size=32, patch_size=2, stem="conv", stem_layers=(32, 64, 64))), "2 x 2 patches"),
     ],
@@ -362,6 +370,30 @@ def test_configurations(config: Config, words: str | None) -> None:
     findings = examine_config(config)
     assert [finding.severity for finding in findings] == ([] if words is None else ["warning"])
     assert words is None or words in findings[0].what
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_nothing_is_said_of_our_own_recipes(name: str) -> None:
+    assert examine_config(load_recipe(name)) == []
+
+
+def test_training_and_doctor_report_what_is_odd_about_a_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the model that is trained: here the architecture of `init`, not the one in the given config."""
+    odd = ViTConfig(image_size=8, patch_size=4, in_channels=1, embed_dim=16, depth=1, num_heads=2, mlp_dim=16)
+    digits = Config(data=DataConfig(source="digits", workers=0), steps=1, model=odd, precision="fp32")
+    train(digits, tmp_path / "first")
+    tuned = digits.replace(init=str(tmp_path / "first"), model=ViTConfig(), optim=OptimConfig(lr=0.1))
+    outcome = train(tuned, tmp_path / "run")
+    assert outcome is not None
+    words = ("learning rate 0.1 is high for pretrained weights", "only 2 x 2 patches", "8 numbers wide")
+    for said in words:
+        assert sum(said in note for note in outcome.notes) == 1, outcome.notes
+    assert consult(str(tmp_path / "run"), (224, 224), (16, 16), as_json=True) == 0, "it can be trained all the same"
+    findings = json.loads(capsys.readouterr().out)
+    assert all(any(said in finding["what"] for finding in findings) for said in words)
+    assert {finding["severity"] for finding in findings} == {"note"}
 
 
 def test_machine_facts_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from ..config import DataConfig
-from ..data.doctor import Finding, examine, findings_table, machine_findings
+from ..data.doctor import Finding, examine, examine_config, findings_table, machine_findings
 from ..data.open import open_data
 from ..engines.engine import ENGINES
 from ..engines.probe import probe
 from ..engines.trial import try_engines
-from ..training.folder import CONFIG
+from ..training.folder import CONFIG, read_config
 from ..training.guard import replay
 from ..training.precision import WORTHWHILE
 from .screen import progress
@@ -65,8 +66,8 @@ def engines(on_progress: Callable[[], object]) -> list[Finding]:
 
 
 def examine_run(run: Path) -> list[Finding]:
-    """Every step that was not made because of a number that is none, computed again."""
-    findings = []
+    """Every step that met a NaN or Inf, computed again; and what its config was told of when it was trained."""
+    findings = [replace(finding, severity="note") for finding in examine_config(read_config(run))]
     for folder in sorted((run / "faults").glob("step-*")):
         fault, again = replay(folder)
         place = f"{fault.place.where}, {fault.place.layer}" if fault.place else "unknown"

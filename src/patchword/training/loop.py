@@ -17,6 +17,7 @@ from torch import nn
 
 from ..config import Config
 from ..core.runtime import Stop, thread_limit
+from ..data.doctor import config_notes
 from ..data.open import completed, lessened, open_data
 from ..data.readable import require_readable
 from ..data.sources import Parts
@@ -156,7 +157,7 @@ class Run:
         self.best: dict[str, Any] | None = None
         self.begun: float | None = None  # see BudgetClock
         self.started, self.spent, self.length = started, seconds_spent(folder), 0
-        self.notes = list(self.trainer.notes)
+        self.notes = [*config_notes(self.config), *self.trainer.notes]
         if found is not None:
             snapshot, model, complaints = found
             self.trainer.restore(snapshot.step, model, snapshot.tensors)

@@ -4,6 +4,14 @@ from ...core.runtime import machine_facts
 from .checks import examine
 from .finding import Finding, findings_table
 from .machine import machine_findings
-from .settings import examine_config
+from .settings import config_notes, examine_config
 
-__all__ = ["Finding", "examine", "examine_config", "findings_table", "machine_facts", "machine_findings"]
+__all__ = [
+    "Finding",
+    "config_notes",
+    "examine",
+    "examine_config",
+    "findings_table",
+    "machine_facts",
+    "machine_findings",
+]
