@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
+from patchword.training.folder import LOCK
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CLOCKS = ("seconds", "images_per_second")  # what differs between two runs that are the same
@@ -201,8 +202,9 @@ def end_of(run: Path, steps: int) -> dict[str, Any]:
 
 
 def leftovers(run: Path) -> list[str]:
-    """Files and folders that were only to be there for a moment."""
-    return [str(path.relative_to(run)) for path in run.rglob("*") if path.name.startswith(".") or ".part" in path.name]
+    """Files and folders that were only to be there for a moment, but for the file that a killed process had locked."""
+    found = [path for path in run.rglob("*") if path.name.startswith(".") or ".part" in path.name]
+    return [str(path.relative_to(run)) for path in found if path != run / LOCK]
 
 
 def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:

@@ -34,10 +34,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from patchword.checkpoints import Checkpoint, files, read_checkpoint, write_checkpoint
+from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.checkpoints.files import TENSOR_SUFFIXES, read_tensors, write_tensors
 from patchword.cli import main
 from patchword.config import ResNetConfig, ViTConfig
+from patchword.core import io as files
 from patchword.errors import CheckpointError, ConfigError, ConversionError, PatchwordError
 from patchword.models import build
 from patchword.preprocess import HALF, Preprocess

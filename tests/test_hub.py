@@ -155,7 +155,7 @@ def test_second_call_needs_neither_download_nor_hash_nor_hub(
 ) -> None:
     first = fetch(server, tmp_path)
     server.log.clear()
-    monkeypatch.setattr(hub.hashlib, "file_digest", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(hub, "file_digest", lambda *_: pytest.fail("hashed again"))
     assert fetch(server, tmp_path) == first
     assert server.log == []
     server.stop()

@@ -18,7 +18,7 @@ from patchword.data.open import completed, open_data
 from patchword.data.sources import ArraySource, Parts, from_arrays
 from patchword.errors import CheckpointError, ConfigError, DataError
 from patchword.training import head, train
-from patchword.training.folder import new_folder
+from patchword.training.folder import LOCK, new_folder
 from patchword.training.loggers import LogWatcher
 from patchword.training.watch import Briefing, Outcome
 from runs import Nursery, last_step, shared_nursery, tiny, until, write_recipe
@@ -116,6 +116,7 @@ def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     finally:
         child.signal(signal.SIGTERM)
     assert child.wait() == 128 + signal.SIGTERM
+    assert not (run / LOCK).exists()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows if row["kind"] == "train"]
     assert steps == sorted(set(steps))
