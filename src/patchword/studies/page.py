@@ -10,9 +10,7 @@ import numpy as np
 
 from ..figures.exhibit import Exhibit
 from ..figures.files import write_page
-from ..report.document import document, section
-from ..report.exhibited import shown
-from ..report.text import escape, table
+from ..report.pages import study_html
 from .study import Study
 
 if TYPE_CHECKING:
@@ -26,9 +24,8 @@ Rows = Sequence[dict[str, Any]]
 def write_study(study: Study, rows: Rows, out: Path, machine: str) -> None:
     """report.html, and the figure as PNG, SVG and arrays."""
     exhibit = study_exhibit(study, rows)
-    body = table([(escape(key), escape(value)) for key, value in facts(study, rows, machine)]) + shown([exhibit])
-    body += section("What this cannot show", f"<p>{escape(study.limits)}</p>" if study.limits else "")
-    write_page(out, document(study.title, "patchword study", body), [exhibit], [study.name])
+    page = study_html(study.title, facts(study, rows, machine), exhibit, study.limits)
+    write_page(out, page, [exhibit], [study.name])
 
 
 def facts(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
