@@ -232,7 +232,7 @@ def test_hostile_text_stays_text_on_the_other_pages(report: TrainingReport, text
     )
     facts = [("model", text), (text, text)]
     pages = [
-        evaluation_html(results, {"top1": (0.5, 0.9), "nll": (0.1, 0.2)}, facts, [drawn], text, [text]),
+        evaluation_html(text, results, {"top1": (0.5, 0.9), "nll": (0.1, 0.2)}, facts, [drawn], text, [text]),
         inspection_html(text, facts, [drawn, absent], [text]),
         study_html(text, facts, drawn, text),
     ]

@@ -287,6 +287,6 @@ def write_bench_page(out: Path, model: str, rows: "list[Measured]", accuracy: di
     from ..figures.files import PAGE
     from ..report.pages import write_bench
 
-    facts = [("model", title_of(model)), ("machine", machine_line())]
+    facts = [("Model", title_of(model)), ("Machine", machine_line())]
     write_bench(out, title_of(model), facts, rows, accuracy)
     say(f"wrote {out / PAGE}")

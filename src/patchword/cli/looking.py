@@ -89,12 +89,12 @@ def facts(subject: "Subject", found: "Found") -> list[tuple[str, str]]:
     images = f"{len(names)} at {size} pixels: " if names else "none"
     images += ", ".join(Path(name).name for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
     lines = [
-        ("model", f"{subject.classifier!r}, {count:,} parameters, {checkpoint.family} format"),
-        ("images", images),
-        ("computed in", f"{found.seconds:.0f} s, {found.peak_bytes / 2**30:.2f} GiB peak memory"),
+        ("Model", f"{subject.classifier!r}, {count:,} parameters, {checkpoint.family} format"),
+        ("Images", images),
+        ("Computed in", f"{found.seconds:.0f} s, {found.peak_bytes / 2**30:.2f} GiB peak memory"),
     ]
     if subject.label is not None:
         lines.append(
-            ("explained class", f"{subject.classifier.labels[subject.label]} (index {subject.label}, --label)")
+            ("Explained class", f"{subject.classifier.labels[subject.label]} (index {subject.label}, --label)")
         )
     return lines

@@ -115,11 +115,11 @@ def write_evaluation_page(
 
     split = f" ({pictures[0].part} split)" if pictures[0].part else ""
     facts = [
-        ("model", title_of(model)),
-        ("architecture", repr(classifier)),
-        ("data", f"{data}, {len(pictures):,} images{split}"),
-        ("temperature", f"{classifier.checkpoint.temperature:g}"),
-        ("throughput", f"{result.images_per_second:.1f} images per second"),
+        ("Model", title_of(model)),
+        ("Architecture", repr(classifier)),
+        ("Data", f"{data}, {len(pictures):,} images{split}"),
+        ("Temperature", f"{classifier.checkpoint.temperature:g}"),
+        ("Throughput", f"{result.images_per_second:.1f} images per second"),
     ]
-    write_evaluation(out, classifier, pictures, result, facts, robust)
+    write_evaluation(out, title_of(model), classifier, pictures, result, facts, robust)
     say(f"wrote {out / PAGE}")

@@ -69,6 +69,8 @@ def bench_figure(rows: Sequence[Measured], accuracy: dict[str, float]) -> "Figur
         color, marker = colors[number % len(colors)], MARKERS[number // len(colors) % len(MARKERS)]
         axes.plot(speeds, [height] * len(speeds), marker, color=color, label=row.name, markersize=6, linewidth=1.2)
     axes.set_xlim(0, None)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, min(high, 1.005))  # a single value would be centered, with ticks above 100%
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     axes.legend(frameon=False, loc="best", fontsize=8)
     return figure

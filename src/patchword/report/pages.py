@@ -35,16 +35,16 @@ MAX_PAIRS = 15
 EVALUATION_FIGURES = ("reliability", "corruptions")
 MAX_NOTES = 100  # unreadable files on the page; the JSON has all
 METRICS = {
-    "map": ("mean average precision", percent),
-    "f1": ("micro-averaged F1", percent),
-    "top1": ("top-1 accuracy", percent),
-    "top5": ("top-5 accuracy", percent),
-    "balanced_accuracy": ("balanced accuracy", percent),
-    "macro_f1": ("macro-averaged F1", percent),
-    "nll": ("negative log-likelihood (NLL)", "{:.4f}".format),
+    "map": ("Mean average precision", percent),
+    "f1": ("Micro-averaged F1", percent),
+    "top1": ("Top-1 accuracy", percent),
+    "top5": ("Top-5 accuracy", percent),
+    "balanced_accuracy": ("Balanced accuracy", percent),
+    "macro_f1": ("Macro-averaged F1", percent),
+    "nll": ("Negative log-likelihood (NLL)", "{:.4f}".format),
     "brier": ("Brier score", "{:.4f}".format),
-    "ece": ("expected calibration error (ECE)", "{:.4f}".format),
-    "ece_adaptive": ("adaptive ECE (bins of equal size)", "{:.4f}".format),
+    "ece": ("Expected calibration error (ECE)", "{:.4f}".format),
+    "ece_adaptive": ("Adaptive ECE (bins of equal size)", "{:.4f}".format),
 }
 
 
@@ -110,13 +110,14 @@ def next_steps(run_dir: str) -> list[tuple[str, str]]:
 
 def write_evaluation(
     out: Path,
+    title: str,
     classifier: Classifier,
     images: Sequence[Labelled],
     result: Evaluation,
     facts: Facts,
     robust: Robustness | None = None,
 ) -> None:
-    """Write the report of an evaluation, and its figures as PNG, SVG and arrays. `facts` must name the model."""
+    """Write the report of an evaluation, and its figures as PNG, SVG and arrays."""
     tally, exhibits, confusion = result.tally, [], None
     if isinstance(tally, Tally):
         if len(classifier.labels) <= MOST_CONFUSED:
@@ -133,11 +134,12 @@ def write_evaluation(
     )
     comparison = "" if result.comparison is None else result.comparison.verdict()
     notes = [*classifier.checkpoint.notes, *(reason for _, reason in result.skipped[:MAX_NOTES])]
-    page = evaluation_html(results, result.intervals, facts, exhibits, comparison, notes)
+    page = evaluation_html(title, results, result.intervals, facts, exhibits, comparison, notes)
     write_page(out, page, exhibits, EVALUATION_FIGURES)
 
 
 def evaluation_html(
+    title: str,
     results: ClassificationResults,
     intervals: Mapping[str, tuple[float, float]],
     facts: Facts,
@@ -153,7 +155,7 @@ def evaluation_html(
     ]
     return render(
         "evaluation.html.j2",
-        title=dict(facts)["model"],
+        title=title,
         headline=evaluation_headline(results, intervals[results.main_metric]),
         facts=facts,
         metrics=rows,
