@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -21,7 +21,7 @@ def reach_figure(reach: Reach) -> Figure:
         right.axhline(most, color=theme().soft, linestyle=(0, (3, 3)), linewidth=1)
         right.set_ylim(0, 1.14 * most)
         right.annotate(
-            f"all {reach.patches} patches equally",
+            f"uniform over {reach.patches} patches",
             (1, most),
             (2, 4),
             textcoords="offset points",
