@@ -117,7 +117,7 @@ def test_evaluate_a_data_set_against_another_model(tmp_path: Path) -> None:
     alone = run("evaluate", tmp_path / "two", "digits")
     assert f"{about['first']:.2%}" in alone.stdout
     shown = run("evaluate", tmp_path / "one", "digits", "--against", tmp_path / "one")
-    assert "show no difference" in shown.stdout and "p = 1)" in shown.stdout
+    assert "no significant difference" in shown.stdout and "p = 1)" in shown.stdout
     assert run("evaluate", tmp_path / "one", "digits", "--csv", table).returncode == 2
 
 

@@ -90,7 +90,7 @@ def test_the_command_writes_a_page(photos: Path, tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found["corruptions"]["n"] == 8 and len(found["corruptions"]["accuracy"]) == len(CORRUPTIONS)
     page = (out / "report.html").read_text()
-    for words in ("Does it know what it knows?", "When pictures get worse", "What it confuses", "gaussian noise"):
+    for words in ("Calibration", "Robustness to corruptions", "Confusion matrix", "gaussian noise"):
         assert words in page
     assert {p.name for p in out.iterdir()} == {"report.html"} | {
         f"{n}.{e}" for n in ("reliability", "corruptions") for e in ("png", "svg", "npz")
@@ -115,7 +115,7 @@ def test_several_labels_from_a_table(photos: Path, tmp_path: Path) -> None:
         and found["n"] == 8
         and {each["label"] for each in found["per_class"]} == {"airplane", "ship", "frog"}
     )
-    assert "mean average precision" in (tmp_path / "page/report.html").read_text()
+    assert "Mean average precision" in (tmp_path / "page/report.html").read_text()
     assert "mAP" in run("evaluate", tmp_path / "model", tmp_path / "table.csv").stdout
     for options in (("--against", "patchword:cifar10"), ("--corruptions",)):
         refused = run("evaluate", tmp_path / "model", tmp_path / "table.csv", *options)

@@ -145,7 +145,7 @@ def test_the_paired_test_has_the_right_size_and_power() -> None:
     found = compare(base, better)
     assert found.p_value < 1e-6 and found.verdict().startswith("This model is better (+") and found.difference[0] > 0
     same = compare(base, base)
-    assert same.p_value == 1 and same.difference == (0, 0) and "show no difference" in same.verdict()
+    assert same.p_value == 1 and same.difference == (0, 0) and "no significant difference" in same.verdict()
     assert found.only_first == 0 and found.only_second == int((better & ~base).sum())
 
 

@@ -261,7 +261,7 @@ def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[Label
 
 
 def show_bench(rows: "list[Measured]", accuracy: dict[str, float], json: bool) -> None:
-    from ..report.benched import bench_table
+    from ..report.bench_results import bench_table
 
     if json:
         said = [row.to_json() | ({"accuracy": accuracy[row.name]} if row.name in accuracy else {}) for row in rows]
@@ -277,8 +277,8 @@ def show_bench(rows: "list[Measured]", accuracy: dict[str, float], json: bool) -
 def write_bench_page(out: Path, model: str, rows: "list[Measured]", accuracy: dict[str, float]) -> None:
     from ..core.runtime import machine_line
     from ..figures.files import PAGE
-    from ..report.benched import write_bench
+    from ..report.pages import write_bench
 
-    facts = [("model", title_of(model)), ("machine", machine_line())]
+    facts = [("Model", title_of(model)), ("Machine", machine_line())]
     write_bench(out, title_of(model), facts, rows, accuracy)
     say(f"wrote {out / PAGE}")

@@ -48,7 +48,7 @@ def inspect(
     from ..inspection.exhibits import NAMES, Subject
     from ..inspection.inspect import inspect as look
     from ..inspection.pictures import gather
-    from ..report.inspected import inspection_html
+    from ..report.pages import inspection_html
 
     require_room(out, overwrite)
     classifier = Classifier(reading.read(model))
@@ -86,13 +86,15 @@ def facts(subject: "Subject", found: "Found") -> list[tuple[str, str]]:
     size = "x".join(map(str, checkpoint.config.image_size))
     count = sum(t.numel() for t in checkpoint.tensors.values())
     names = subject.pictures.names
-    pictures = f"{len(names)}, seen at {size} pixels: " if names else "none"
-    pictures += ", ".join(Path(name).name for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    images = f"{len(names)} at {size} pixels: " if names else "none"
+    images += ", ".join(Path(name).name for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
     lines = [
-        ("model", f"{subject.classifier!r}, {count:,} numbers, from {checkpoint.family}"),
-        ("pictures", pictures),
-        ("to compute", f"{found.seconds:.0f} s, {found.peak_bytes / 2**30:.2f} GiB of memory at most"),
+        ("Model", f"{subject.classifier!r}, {count:,} parameters, {checkpoint.family} format"),
+        ("Images", images),
+        ("Computed in", f"{found.seconds:.0f} s, {found.peak_bytes / 2**30:.2f} GiB peak memory"),
     ]
     if subject.label is not None:
-        lines.append(("asked about", f"{subject.classifier.labels[subject.label]} (class {subject.label}), by --label"))
+        lines.append(
+            ("Explained class", f"{subject.classifier.labels[subject.label]} (index {subject.label}, --label)")
+        )
     return lines

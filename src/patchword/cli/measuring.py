@@ -111,15 +111,15 @@ def write_evaluation_page(
     result: "Evaluation", robust: "Robustness | None",
 ) -> None:  # fmt: skip
     from ..figures.files import PAGE
-    from ..report.evaluated import write_evaluation
+    from ..report.pages import write_evaluation
 
-    part = f" of its {pictures[0].part} part" if pictures[0].part else ""
+    split = f" ({pictures[0].part} split)" if pictures[0].part else ""
     facts = [
-        ("model", title_of(model)),
-        ("kind", repr(classifier)),
-        ("data", f"{data}, {len(pictures):,} pictures{part}"),
-        ("temperature", f"{classifier.checkpoint.temperature:g}"),
-        ("speed", f"{result.images_per_second:.1f} pictures per second"),
+        ("Model", title_of(model)),
+        ("Architecture", repr(classifier)),
+        ("Data", f"{data}, {len(pictures):,} images{split}"),
+        ("Temperature", f"{classifier.checkpoint.temperature:g}"),
+        ("Throughput", f"{result.images_per_second:.1f} images per second"),
     ]
-    write_evaluation(out, classifier, pictures, result, facts, robust)
+    write_evaluation(out, title_of(model), classifier, pictures, result, facts, robust)
     say(f"wrote {out / PAGE}")

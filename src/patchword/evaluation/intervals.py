@@ -65,11 +65,13 @@ class Comparison:
     def verdict(self) -> str:
         """In a sentence."""
         gain, (low, high) = 100 * (self.second - self.first), (100 * end for end in self.difference)
-        only = f"{self.only_second} pictures only this model got right, {self.only_first} only the other"
-        numbers = f"{gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; {only}; p = {self.p_value:.2g}"
+        only = f"only this model is right on {self.only_second} images, only the other on {self.only_first}"
+        numbers = (
+            f"{gain:+.1f} points, 95% confidence interval {low:+.1f} to {high:+.1f}; {only}; p = {self.p_value:.2g}"
+        )
         if self.p_value >= 1 - LEVEL:
-            return f"These pictures show no difference ({numbers})."
-        return f"{'This model' if gain > 0 else 'The other'} is better ({numbers})."
+            return f"These images show no significant difference ({numbers})."
+        return f"{'This model' if gain > 0 else 'The other model'} is better ({numbers})."
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> Comparison:

@@ -10,7 +10,6 @@ import numpy as np
 from ..core.io import move_into_place
 from ..errors import DataError
 from .exhibit import Exhibit
-from .theme import LIGHT, drawn_in
 
 DPI = 160
 PAGE = "report.html"
@@ -52,6 +51,8 @@ def require_room(out: Path, overwrite: bool) -> None:
 
 def write_exhibits(folder: Path, made: Sequence[Exhibit]) -> None:
     """NAME.png, NAME.svg and NAME.npz for each exhibit that was drawn."""
+    from .theme import LIGHT, drawn_in  # imports matplotlib
+
     for exhibit in made:
         if exhibit.draw is None:
             continue

@@ -36,8 +36,8 @@ JUDGED = 6  # pictures of the deletion and insertion curves, which cost most of 
 RUINED = 2  # pictures of the randomisation check
 FEW = 3  # pictures, from which on a spread can be told
 IMPROBABLE = 0.01  # a class below this cannot lose enough for a map of it to be judged
-NO_ATTENTION = "A ResNet has no tokens and no attention, so there is nothing to draw here."
-NO_BLOCKS = "A model without blocks has no attention, so there is nothing to draw here."
+NO_ATTENTION = "A ResNet has no tokens and no attention."
+NO_BLOCKS = "A model without blocks has no attention."
 
 
 @dataclass(frozen=True)
@@ -125,22 +125,22 @@ def filters_exhibit(subject: Subject) -> Exhibit:
     filters = embedding_filters(subject.model)
     count = len(filters.components)
     few, share = filters.explained[: count // 3].sum(), filters.explained.sum()
-    seen = (
-        f"The first {count // 3} of the components carry {few:.0%} of the variance of the {len(filters.raw)} filters, "
+    seen = f"The first {count // 3} principal components explain {few:.0%} of the variance of the {len(filters.raw)} "
+    seen += f"filters, all {count} explain {share:.0%}."
+    paper = (
+        "In the paper (ViT-L/32), the leading components resemble basis functions for the fine structure of a patch: "
     )
-    seen += f"all {count} together {share:.0%}."
-    paper = "In the paper's L/32 the leading components look like a basis for the fine structure of a patch: waves and "
-    paper += "edges of several directions, and plain colours. Few data leave them noisy."
+    paper += "oriented waves and edges, and flat colors. They stay noisy if the training set is small."
     arrays = {"raw": filters.raw, "components": filters.components, "explained": filters.explained}
     title = f"Filters of the {filters.place}"
     return Exhibit("filters", title, seen, paper, partial(filters_figure, filters), arrays)
 
 
 def positions_exhibit(subject: Subject) -> Exhibit:
-    name, title = "positions", "How alike the positions are"
+    name, title = "positions", "Position embedding similarity"
     model = subject.model
     if not isinstance(model, ViT):
-        return Exhibit.absent(name, title, "A ResNet has no positions: its convolutions know what lies beside what.")
+        return Exhibit.absent(name, title, "A ResNet has no position embeddings.")
     if model.config.positions in NO_TABLE:
         return Exhibit.absent(name, title, NO_TABLE[model.config.positions])
     from .drawing.weights import positions_figure
@@ -149,48 +149,44 @@ def positions_exhibit(subject: Subject) -> Exhibit:
     before = subject.before.model() if subject.before is not None else None
     if isinstance(before, ViT) and before.config.grid != model.config.grid:
         old, new = ("x".join(map(str, m.config.grid)) for m in (before, model))
-        panels = {f"as they were, {old}": position_similarity(before), f"resampled, {new}": panels["positions"]}
+        panels = {f"original, {old}": position_similarity(before), f"resampled, {new}": panels["positions"]}
     near, far = cross_strength(list(panels.values())[-1])
-    seen = (
-        f"Each small map belongs to one patch: the cosine of its position with all others. On average {near:.2f} with "
-    )
-    seen += f"the same row or column, {far:.2f} with the rest."
+    seen = f"Each tile shows the cosine similarity of one position embedding with all others. Mean: {near:.2f} within "
+    seen += f"the same row or column, {far:.2f} elsewhere."
     paper = (
-        "In the paper neighbours are alike, and rows and columns stand out, although nobody told the model of a grid."
+        "In the paper, nearby positions are similar and rows and columns stand out, although the grid is not built in."
     )
     arrays = {title.split(",")[0].replace(" ", "_"): values for title, values in panels.items()}
     return Exhibit(name, title, seen, paper, partial(positions_figure, panels), arrays)
 
 
-@of_attention("attention_distance", "How far attention reaches")
+@of_attention("attention_distance", "Attention distance")
 def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.reach import reach_figure
 
     reach = attention_reach(model, subject.batches())
     first, last = reach.distance[0].mean(), reach.distance[-1].mean()
-    seen = (
-        f"Mean over {plural(reach.images, 'picture')}: {first:.0f} pixels in the first layer, {last:.0f} in the last; "
-    )
-    seen += f"Spearman's rank correlation of depth with the layers' means is {reach.growth:.2f}."
-    seen += " Class and other prefix tokens are left out." if model.config.num_prefix else ""
+    seen = f"Mean over {plural(reach.images, 'image')}: {first:.0f} pixels in the first layer, {last:.0f} in the last. "
+    seen += f"Spearman's rank correlation between depth and mean distance is {reach.growth:.2f}."
+    seen += " Class and register tokens are excluded." if model.config.num_prefix else ""
     paper = (
-        "In the paper some heads of the lowest layers look at the whole image already, others stay close; with depth "
+        "In the paper, some heads in the lowest layers already attend to the whole image while others stay local, and "
     )
-    paper += "all reach far. Behind a ResNet or convolutions the lowest layers have less need of near heads."
+    paper += "the distance grows with depth. After a ResNet or a convolutional stem, local heads are less pronounced."
     arrays = {"distance": reach.distance, "entropy": reach.entropy}
     return exhibit(seen, paper, partial(reach_figure, reach), arrays)
 
 
-@of_attention("walk", "One image's way through the model")
+@of_attention("walk", "One image through the model")
 def walk_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.walk import walk_figure
 
     walk = walk_through(model, subject.pictures.pixels[0].numpy(), subject.images[0])
     scores = [(label, share) for label, _, share in subject.scores(0, 5)]
-    seen = "From pixels to probabilities. The colours of step 4 are the three strongest directions among the tokens of "
-    seen += "that block: patches of one colour are alike to the model."
+    seen = "From pixels to probabilities. The colors in step 4 are the first three principal components of the tokens "
+    seen += "after each block: patches of similar color have similar representations."
     draw = partial(walk_figure, walk, scores, reader(model), looker(model), model.config)
-    paper = "The paper's Figure 1, with the numbers of this very picture."
+    paper = "The paper's Figure 1, computed for this image."
     arrays = {"embedded": walk.embedded, "entering": walk.entering, "attention": walk.attention, "logits": walk.logits}
     return exhibit(seen, paper, draw, arrays)
 
@@ -208,22 +204,20 @@ def looker(model: ViT) -> str:
     return "the patches, on average" if model.config.pooling in ("average", "attention") else reader(model)
 
 
-@of_attention("heads", "Every layer and head")
+@of_attention("heads", "Attention maps by layer and head")
 def heads_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.looking import heads_figure
 
     maps = head_attention(model, subject.images[:1])[0].cpu().numpy()
     names = [str(i + 1) for i in range(model.config.depth)] + ["pool"] * (len(maps) - model.config.depth)
-    seen = (
-        f"Where attention goes in the first picture, head by head: that of {looker(model)}; each map by its own scale."
-    )
+    seen = f"Attention of {looker(model)} in the first image, for every head. Each map has its own scale."
     if len(maps) > model.config.depth:
-        seen += " The last row is what the probe of the pool looks at."
+        seen += " The last row is the attention of the pooling head."
     return exhibit(seen, "", partial(heads_figure, maps, names), {"maps": maps})
 
 
 def methods_exhibit(subject: Subject) -> Exhibit:
-    name, title, methods = "explanations", "What it looks at", methods_for(subject.model.config)
+    name, title, methods = "explanations", "Explanations", methods_for(subject.model.config)
     if not methods:
         return Exhibit.absent(name, title, NO_BLOCKS)
     from .drawing.looking import methods_figure
@@ -233,21 +227,18 @@ def methods_exhibit(subject: Subject) -> Exhibit:
     found: dict[str, np.ndarray] = {m: explain(subject.model, images, classes, m) for m in methods}
     drawn = {method: [subject.overlaid(i, heat) for i, heat in enumerate(maps)] for method, maps in found.items()}
     titles = [subject.classifier.labels[int(c)] for c in classes]
-    seen = (
-        "What speaks for the class above each picture, by each way to ask; hot is much. What the crop left out is dark."
-    )
+    seen = "Evidence for the class above each image, by method. Brighter means more relevant; the dark border is "
+    seen += "cropped away before the model sees the image."
     paper = ""
     if len(methods) > 1:
-        seen += (
-            f" {', '.join(m for m in methods if m in BY_CLASS)} ask about the class; the others are the same for all."
-        )
+        seen += f" {', '.join(m for m in methods if m in BY_CLASS)} are class-specific; the other methods are not."
         paper = "The paper's Figure 6 is attention rollout."
     draw = partial(methods_figure, subject.pictures.whole[:count], titles, drawn)
     return Exhibit(name, title, seen, paper, draw, found)
 
 
 def classes_exhibit(subject: Subject) -> Exhibit:
-    name, title = "classes", "Why this class, why that one"
+    name, title = "classes", "Explanations by class"
     if not methods_for(subject.model.config):
         return Exhibit.absent(name, title, NO_BLOCKS)
     from .drawing.looking import classes_figure
@@ -259,15 +250,15 @@ def classes_exhibit(subject: Subject) -> Exhibit:
     asked = torch.tensor([index for _, index, _ in scores])
     maps = explain(subject.model, subject.images[:1].expand(len(asked), -1, -1, -1), asked, method)
     drawn = [subject.overlaid(0, heat) for heat in maps]
-    also = " and the one that was asked for" if subject.label is not None else ""
-    seen = f"The first picture asked about its most probable classes{also}, by {method}."
+    also = " and of the requested one" if subject.label is not None else ""
+    seen = f"Explanations of the most probable classes of the first image{also}, by {method}."
     pairs = [(label, share) for label, _, share in scores]
     draw = partial(classes_figure, subject.pictures.whole[0], pairs, drawn)
     return Exhibit(name, title, seen, "", draw, {"maps": maps})
 
 
 def trust_exhibit(subject: Subject) -> Exhibit:
-    name, title, methods = "trust", "How far to trust the maps", methods_for(subject.model.config)
+    name, title, methods = "trust", "Faithfulness of the explanations", methods_for(subject.model.config)
     if not methods:
         return Exhibit.absent(name, title, NO_BLOCKS)
     from .drawing.trust import trust_figure
@@ -280,7 +271,7 @@ def trust_exhibit(subject: Subject) -> Exhibit:
     kept = randomisation(model, images[:RUINED], classes[:RUINED], methods)
     ranked = sorted(methods, key=lambda m: -gap(curves[m]))
     seen = verdict(curves, ranked, len(images), min(RUINED, len(images)))
-    head = ("way", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RUINS))
+    head = ("method", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RUINS))
     rows = [row(each, curves[each], kept.get(each)) for each in (*ranked, RANDOM)]  # type: ignore[call-overload]
     arrays = {f"{n}_deletion".replace(" ", "_"): c.deletion for n, c in curves.items()}
     arrays |= {f"{n}_insertion".replace(" ", "_"): c.insertion for n, c in curves.items()}
@@ -290,19 +281,21 @@ def trust_exhibit(subject: Subject) -> Exhibit:
 
 def verdict(curves: dict[str, Curves], ranked: Sequence[str], pictures: int, ruined: int) -> str:
     """Which map to believe, in words."""
-    best, over = ranked[0], f"Over {plural(pictures, 'picture')}"
+    best, over = ranked[0], f"On {plural(pictures, 'image')}"
     least = float(curves[best].deletion[:, 0].mean())
     if least < IMPROBABLE:
-        return f"{over} the class has a probability of {least:.1%} only, so there is nothing to take away: no verdict."
+        return f"{over}, the class has a probability of only {least:.1%}, too low to judge the maps by deletion."
     unproved = [method for method in ranked if not clearly_more(gaps(curves[method]), gaps(curves[RANDOM]))]
     if best in unproved:
-        said = f"{over} no way is clearly better than a random order: none of these maps is to be trusted here."
+        said = f"{over}, no method is clearly better than a random order: do not rely on these maps."
     else:
-        said = f"{over} {best} tells most of what this model uses: insertion exceeds deletion by the most."
+        said = f"{over}, {best} is the most faithful method: its gap between insertion and deletion is the largest."
         said += f" Not clearly better than a random order: {', '.join(unproved)}." if unproved else ""
-    said += " So few pictures say little." if pictures < FEW else ""
-    checked = plural(ruined, "picture")
-    return f"{said} A map that hardly changes when weights are shuffled ({checked}) did not come from learning."
+    said += " With so few images this is uncertain." if pictures < FEW else ""
+    checked = plural(ruined, "image")
+    return (
+        f"{said} A map that hardly changes when weights are shuffled ({checked}) does not depend on what was learned."
+    )
 
 
 def clearly_more(values: np.ndarray, chance: np.ndarray) -> bool:
@@ -328,24 +321,27 @@ def row(name: str, curves: Curves, kept: list[float] | None) -> tuple[str, ...]:
     return (name, f"{deletion:.3f}", f"{insertion:.3f}", f"{insertion - deletion:.3f}", *alike)
 
 
-@of_attention("norms", "Length of the tokens")
+@of_attention("norms", "Token norms")
 def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.tokens import norms_figure
     from .drawing.walk import as_picture
 
     norms = token_norms(model, subject.images[0])
     worst = max(outlier_share(stage) for stage in norms)
-    seen = "Each stage by itself, logarithmic. In the first picture "
+    seen = "Each stage has its own logarithmic scale. In the first image, "
     if worst:
-        seen += f"{worst:.1%} of the tokens of the worst stage have over three times the median."
+        seen += f"{worst:.1%} of the tokens of the worst stage have a norm above three times the median."
     else:
-        seen += "no token is three times as long as the median of its stage: no artefacts."
-    seen += " Large models tend to keep global notes in a few long tokens of dull patches; registers cure that."
+        seen += "no token norm exceeds three times the median of its stage: no artifacts."
+    seen += (
+        " Large models tend to store global information in a few high-norm tokens of uninformative patches; register "
+    )
+    seen += "tokens avoid this."
     view = as_picture(subject.pictures.pixels[0].numpy())
     return exhibit(seen, "", partial(norms_figure, view, norms), {"norms": norms})
 
 
-@of_attention("similarity", "One patch against all others")
+@of_attention("similarity", "Patch similarity")
 def similarity_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.tokens import similarity_figure
     from .drawing.walk import as_picture
@@ -353,13 +349,13 @@ def similarity_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhi
     h, w = model.config.grid
     places = sorted({(h // 2, w // 2), (h // 4, w // 4), (h // 4, 3 * w // 4), (3 * h // 4, w // 2)})
     maps = [(place, patch_similarity(model, subject.images[0], place)) for place in places]
-    seen = "Cosine of the framed patch with every other, after the last block: what the model takes for the same thing."
+    seen = "Cosine similarity of the framed patch with every other patch, after the last block."
     view = as_picture(subject.pictures.pixels[0].numpy())
     arrays = {f"row{r}_column{c}": values for (r, c), values in maps}
     return exhibit(seen, "", partial(similarity_figure, view, maps), arrays)
 
 
-@of_attention("colours", "What patches have in common")
+@of_attention("colours", "Principal components of the patch tokens")
 def colours_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
     from .drawing.tokens import colours_figure
     from .drawing.walk import as_picture
@@ -367,7 +363,7 @@ def colours_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit
     colours = patch_colours(model, subject.images)
     views = [as_picture(pixels.numpy()) for pixels in subject.pictures.pixels[: len(subject.images)]]
     seen = (
-        "The three strongest directions among the last block's patches of all these pictures, as red, green and blue: "
+        "The first three principal components of the patch tokens after the last block, over all images, as red, green "
     )
-    seen += "one colour, one meaning, across pictures."
+    seen += "and blue: similar colors mean similar content, also across images."
     return exhibit(seen, "", partial(colours_figure, views, colours), {"colours": colours})

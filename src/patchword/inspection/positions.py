@@ -9,9 +9,9 @@ from ..config import Size
 from ..models import ViT
 
 NO_TABLE = {
-    "none": "The model has no positions: shuffle the patches and it would not notice.",
-    "rotary": "Positions are rotary: queries and keys are turned by them, so there is no vector for each position.",
-    "relative": "Positions are relative: a bias for each offset and head, so there is no vector for each position.",
+    "none": "The model has no position embeddings: its output does not depend on the order of the patches.",
+    "rotary": "The model uses rotary positions, which rotate queries and keys: there is no vector per position.",
+    "relative": "The model uses a relative position bias per offset and head: there is no vector per position.",
 }
 
 

@@ -1,6 +1,6 @@
-"""One self-contained HTML page out of a run: what was trained, how it went, how good it is, and where it fails."""
+"""HTML reports: each page is one self-contained file, rendered from the templates in `templates/`."""
 
-from .content import Mistake, Report
-from .page import report_html, write_report
+from .pages import training_html, write_training_report
+from .report_data import Mistake, TrainingReport
 
-__all__ = ["Mistake", "Report", "report_html", "write_report"]
+__all__ = ["Mistake", "TrainingReport", "training_html", "write_training_report"]

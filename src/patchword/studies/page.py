@@ -1,4 +1,4 @@
-"""What a study found: a table, a figure in the paper's manner, and a page with both."""
+"""The results of a study: a table, a figure like the paper's, and the HTML report with both."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,9 +10,7 @@ import numpy as np
 
 from ..figures.exhibit import Exhibit
 from ..figures.files import write_page
-from ..report.document import document, section
-from ..report.exhibited import shown
-from ..report.text import escape, table
+from ..report.pages import study_html
 from .study import Study
 
 if TYPE_CHECKING:
@@ -26,41 +24,40 @@ Rows = Sequence[dict[str, Any]]
 def write_study(study: Study, rows: Rows, out: Path, machine: str) -> None:
     """report.html, and the figure as PNG, SVG and arrays."""
     exhibit = study_exhibit(study, rows)
-    body = table([(escape(key), escape(value)) for key, value in facts(study, rows, machine)]) + shown([exhibit])
-    body += section("What this cannot show", f"<p>{escape(study.limits)}</p>" if study.limits else "")
-    write_page(out, document(study.title, "patchword study", body), [exhibit], [study.name])
+    page = study_html(study.title, facts(study, rows, machine), exhibit, study.limits)
+    write_page(out, page, [exhibit], [study.name])
 
 
 def facts(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
     seeds = len({row["seed"] for row in rows})
-    noise = f"{seeds} seeds; bars are one standard deviation" if seeds > 1 else "one seed, so small gaps may be chance"
-    lines = [("question", study.question), ("runs", f"{len(rows)}, {noise}")]
+    noise = f"{seeds} seeds; bars are one standard deviation" if seeds > 1 else "one seed: small gaps may be noise"
+    lines = [("Question", study.question), ("Runs", f"{len(rows)}, {noise}")]
     measured = [row for row in rows if row["accuracy"] is not None]
     if measured:
         n, part = measured[0]["n"], measured[0]["part"]
-        unsure = f"which alone leaves it uncertain by +- {1.96 * np.sqrt(0.25 / n):.1%} at most"
-        lines.append(("accuracy", f"of the last weights, on {n:,} {part} pictures, {unsure}"))
+        unsure = f"sampling error at most ±{1.96 * np.sqrt(0.25 / n):.1%}"
+        lines.append(("Accuracy", f"of the final weights on {n:,} images of the {part} split; {unsure}"))
         if min(row["epochs"] for row in measured) < 1:
-            lines.append(("short", "some runs saw less of their data than once: this tells how learning begins"))
-    equal = "the number of steps" if study.equal == "steps" else "the time"
-    lines.append(("equal for all", "nothing: time is what is varied" if study.by_cost else equal))
-    return [*lines, ("machine", machine)]
+            lines.append(("Short runs", "some runs had less than one epoch: they show only the start of training"))
+    equal = "the number of steps" if study.equal == "steps" else "the training time"
+    lines.append(("Held constant", "nothing: the training time is varied" if study.by_cost else equal))
+    return [*lines, ("Machine", machine)]
 
 
 def study_exhibit(study: Study, rows: Rows) -> Exhibit:
     means = averaged(study, rows)
     good = [each for each in means if each["accuracy"] is not None]
-    seen = "No run came to a result."
+    seen = "No run finished."
     if good:
         ends = (max(good, key=lambda e: e["accuracy"]), min(good, key=lambda e: e["accuracy"]))
         said = [f"{e['series']}, {e['x']}, {e['accuracy']:.1%}" for e in ends]
         seen = f"Best: {said[0]}. Worst: {said[1]}."
-    head = ("series", study.axis, "accuracy, %", "spread", "steps", "epochs", "minutes", "TFLOP")
+    head = ("series", study.axis, "accuracy, %", "std", "steps", "epochs", "minutes", "TFLOP")
     arrays = {"accuracy": np.array([np.nan if row["accuracy"] is None else row["accuracy"] for row in rows])}
     arrays |= {"seed": np.array([row["seed"] for row in rows]), "cell": np.array([row["cell"] for row in rows])}
     draw = partial(study_figure, study, good)
     listed = tuple(line(each) for each in means)
-    return Exhibit(study.name, "What was found", seen, f"The paper: {study.paper}", draw, arrays, (head, *listed))
+    return Exhibit(study.name, "Results", seen, f"The paper: {study.paper}", draw, arrays, (head, *listed))
 
 
 def line(each: dict[str, Any]) -> tuple[str, ...]:

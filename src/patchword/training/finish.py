@@ -14,7 +14,7 @@ from ..data.loader import Loader
 from ..errors import Note
 from ..evaluation.classes import MOST_CONFUSED, class_figures, confusion_matrix
 from ..evaluation.metrics import average_precision
-from ..report import Mistake, Report, write_report
+from ..report import Mistake, TrainingReport, write_training_report
 from .folder import publish
 from .state import read_checkpoint_folder
 from .validation import Answers, ask
@@ -47,7 +47,7 @@ def finish(run: "Run") -> Outcome | None:
     provenance = {**best.provenance, **origin(run), "metrics": figures}
     content = make_report(run, part, loader, answers, figures, provenance)
     publish(run.folder, replace(best, provenance=provenance, temperature=temperature))
-    path = write_report(run.folder, content)
+    path = write_training_report(run.folder, content)
     return Outcome(
         run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(run.notes),
         unreadable=sum(map(len, unreadable_images(run).values())),
@@ -94,19 +94,19 @@ def make_report(
     answers: Answers,
     figures: dict[str, dict[str, Any]],
     provenance: dict[str, Any],
-) -> Report:
+) -> TrainingReport:
     labels = run.trainer.labels
     single = answers.targets.ndim == 1
     said = answers.logits.argmax(axis=1)
     few = single and len(labels) <= MOST_CONFUSED
     matrix = confusion_matrix(answers.targets, said, len(labels)) if few else None
-    return Report(
+    return TrainingReport(
         title=run.folder.name,
         config=run.config,
-        metrics=run.metrics.rows(),
+        history=run.metrics.rows(),
         labels=labels,
-        part=part,
-        figures=figures[part],
+        split=part,
+        metrics=figures[part],
         confusion=matrix,
         per_class=() if few else recalls(answers, said, labels) if single else precisions(answers, labels),
         mistakes=tuple(mistakes(loader, answers)) if single else (),

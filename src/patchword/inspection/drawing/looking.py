@@ -37,7 +37,7 @@ def classes_figure(
     tall = min(1.4, picture.height / picture.width)
     figure = new_figure(2.6 * (1 + len(overlays)), 2.55 * tall + 0.5)
     panels = figure.subplots(1, 1 + len(overlays))
-    bare(panels[0], "the picture", 10).imshow(thumbnail(picture))
+    bare(panels[0], "image", 10).imshow(thumbnail(picture))
     for axes, (label, share), image in zip(panels[1:], scores, overlays, strict=True):
         bare(axes, f"why {short(label)}?\n{share:.1%}", 10).imshow(thumbnail(image))
     return figure

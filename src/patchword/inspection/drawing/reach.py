@@ -21,7 +21,7 @@ def reach_figure(reach: Reach) -> Figure:
         right.axhline(most, color=theme().soft, linestyle=(0, (3, 3)), linewidth=1)
         right.set_ylim(0, 1.14 * most)
         right.annotate(
-            f"all {reach.patches} patches alike",
+            f"uniform over {reach.patches} patches",
             (1, most),
             (2, 4),
             textcoords="offset points",
@@ -36,8 +36,8 @@ def dots(axes: object, values: np.ndarray) -> None:
     layers = np.arange(1, len(values) + 1)
     blue, orange = theme().series[:2]
     for head in range(values.shape[1]):
-        label = "a head" if head == 0 else None
+        label = "one head" if head == 0 else None
         axes.plot(layers, values[:, head], "o", color=blue, alpha=0.55, markersize=5, label=label)  # type: ignore[attr-defined]
-    axes.plot(layers, values.mean(axis=1), color=orange, linewidth=2, label="mean of the heads")  # type: ignore[attr-defined]
+    axes.plot(layers, values.mean(axis=1), color=orange, linewidth=2, label="mean over heads")  # type: ignore[attr-defined]
     axes.set_xticks(layers[:: max(1, len(layers) // 12)])  # type: ignore[attr-defined]
     axes.legend(frameon=False, loc="lower right")  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ def norms_figure(picture: Image.Image, norms: np.ndarray) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     bare(panels[0], "what the model sees", 10).imshow(thumbnail(picture))
     for axes, stage in zip(panels[1:], stages, strict=False):
-        name = "as it enters" if stage == 0 else f"after block {stage}"
+        name = "input" if stage == 0 else f"after block {stage}"
         largest, median = norms[stage].max(), np.median(norms[stage])
         bare(axes, f"{name}\nmedian {median:.3g}, largest {largest:.3g}", 8.5)
         axes.imshow(np.log(np.maximum(norms[stage], 1e-12)), cmap=MAP, interpolation="nearest")

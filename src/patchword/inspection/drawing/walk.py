@@ -33,7 +33,7 @@ def heading(part: SubFigure, text: str) -> None:
 
 def draw_cut(part: SubFigure, walk: Walk) -> None:
     (h, w), (height, width) = walk.grid, walk.view.shape[:2]
-    heading(part, f"1  The image, {height} x {width} pixels, is seen as {h} x {w} = {h * w} patches")
+    heading(part, f"1  The image, {height} x {width} pixels, is split into {h} x {w} = {h * w} patches")
     left, right = part.subplots(1, 2)
     bare(left).imshow(thumbnail(as_picture(walk.view)))
     show(bare(right), mosaic(patch_tiles(walk), w, gap=max(1, height // h // 5)))
@@ -41,8 +41,8 @@ def draw_cut(part: SubFigure, walk: Walk) -> None:
 
 def draw_sequence(part: SubFigure, walk: Walk, stem: bool) -> None:
     h, w = walk.grid
-    each = "each is flattened to" if not stem else "after convolutions over the whole image each is"
-    heading(part, f"2  The patches become a sequence, row by row; {each} {walk.numbers} numbers")
+    each = "each is flattened to" if not stem else "after the convolutional stem, each has"
+    heading(part, f"2  The patches become a sequence, row by row; {each} {walk.numbers} values")
     tiles = patch_tiles(walk)[:SEQUENCE]
     axes = bare(part.subplots())
     size = tiles.shape[2]
@@ -55,11 +55,11 @@ def draw_sequence(part: SubFigure, walk: Walk, stem: bool) -> None:
 def draw_embedding(part: SubFigure, walk: Walk, stem: bool) -> None:
     dim = walk.embedded.shape[1]
     first = f" (the first {DIMENSIONS} shown)" if dim > DIMENSIONS else ""
-    added = "; its position is added" if walk.positions is not None else ""
-    what = "Each enters as a vector" if stem else "A linear map makes each a vector"
-    heading(part, f"3  {what} of {dim} numbers{first}{added}")
+    added = "; position embeddings are added" if walk.positions is not None else ""
+    what = "Each becomes a token" if stem else "A linear projection turns each into a token"
+    heading(part, f"3  {what} of {dim} dimensions{first}{added}")
     panels = [("patch embedding", walk.embedded)]
-    panels += [("+  positions", walk.positions)] if walk.positions is not None else []
+    panels += [("+  position embeddings", walk.positions)] if walk.positions is not None else []
     tokens = f"{walk.prefix} + {len(walk.embedded)}" if walk.prefix else str(len(walk.embedded))
     extra = "prefix and patches" if walk.prefix else "patches"
     panels += [(f"=  {tokens} tokens ({extra})", walk.entering)]
@@ -80,8 +80,8 @@ def draw_vectors(axes: Axes, title: str, values: np.ndarray) -> None:
 
 def draw_blocks(part: SubFigure, walk: Walk, looker: str, span: str) -> None:
     depth = len(walk.attention)
-    whom = "others near it" if span == "local" else "others of its row or column" if span == "axial" else "all others"
-    heading(part, f"4  {depth} blocks: every token looks at {whom} (above: {looker}) and changes (below)")
+    whom = "nearby tokens" if span == "local" else "tokens of its row or column" if span == "axial" else "all tokens"
+    heading(part, f"4  {depth} blocks: every token attends to {whom} (top: {looker}) and is updated (bottom)")
     chosen = np.unique(np.linspace(0, depth - 1, min(depth, MOST_BLOCKS)).round().astype(int))
     panels = part.subplots(2, len(chosen), squeeze=False)
     for column, block in enumerate(chosen):

@@ -1,0 +1,73 @@
+"""Images and figures inside a page, as data URIs; a figure is drawn for light and for dark screens."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from ..figures.exhibit import Exhibit
+
+if TYPE_CHECKING:
+    from ..figures.theme import Theme
+
+DPI = 110
+WIDE = 700  # pixels: a wider figure is scrolled on a phone, since its text would be unreadable if it shrank
+PNG_COLORS = 6000
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure with its title, what it shows, the paper's finding, and a table whose first row is the header."""
+
+    title: str
+    caption: str
+    paper: str
+    light: str
+    dark: str
+    wide: bool
+    table: Sequence[Sequence[str]]
+
+
+def make_panels(exhibits: Sequence[Exhibit]) -> list[Panel]:
+    """A panel for each figure that applies to this model."""
+    return [make_panel(each) for each in exhibits if each.draw]
+
+
+def make_panel(exhibit: Exhibit) -> Panel:
+    """Draw a figure in both color schemes."""
+    from ..figures.theme import DARK, LIGHT  # imports matplotlib, which a training report does not need
+
+    (dark, _), (light, width) = (rendered(exhibit, theme) for theme in (DARK, LIGHT))
+    return Panel(exhibit.title, exhibit.seen, exhibit.paper, light, dark, width > WIDE, exhibit.table)
+
+
+def rendered(exhibit: Exhibit, theme: "Theme") -> tuple[str, int]:
+    """The figure as a data URI, and its width in pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from ..figures.theme import drawn_in
+
+    figure = exhibit.figure(theme)
+    with drawn_in(theme):
+        figure.set_dpi(DPI)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    return data_uri(image, "PNG" if has_few_colors(image) else "JPEG"), image.width
+
+
+def has_few_colors(image: Image.Image) -> bool:
+    """Whether these are lines and flat areas, which PNG keeps sharp and small; photos are stored as JPEG."""
+    pixels = np.asarray(image).reshape(-1, 3)[::7]
+    return len(np.unique(pixels, axis=0)) < PNG_COLORS
+
+
+def data_uri(image: Image.Image, kind: str) -> str:
+    """Encode an image as PNG or JPEG inside a URI."""
+    file = io.BytesIO()
+    image.save(file, kind, **({"quality": 82} if kind == "JPEG" else {"compress_level": 6}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
