@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..checkpoints.files import atomic_output
 from ..classifier import Classifier
+from ..core.io import atomic_output
 from ..core.text import visible
 from ..engines.bench import Measured
 from ..evaluation.classes import MOST_CONFUSED, confusion_matrix

@@ -1,6 +1,7 @@
 """A configuration examined: choices that are allowed, and that people regret."""
 
 from ...config import Config, ViTConfig
+from ...errors import Note
 from .finding import Finding, gravest_first
 
 TOO_FEW, FEW = 2, 4  # patches along a side
@@ -19,9 +20,9 @@ def examine_config(config: Config) -> list[Finding]:
     return gravest_first(findings)
 
 
-def config_notes(config: Config) -> list[str]:
+def config_notes(config: Config) -> list[Note]:
     """The same as sentences, for the notes of a run. `config` is the resolved one, with the model that is trained."""
-    return [f"{finding.what} {finding.advice}" for finding in examine_config(config)]
+    return [Note(f"{finding.what} {finding.advice}", "odd_setting") for finding in examine_config(config)]
 
 
 def patch_findings(image_size: tuple[int, int], patch_size: tuple[int, int]) -> list[Finding]:
