@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -28,6 +27,7 @@ from patchword.training.folder import LOCK
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CLOCKS = ("seconds", "images_per_second")  # what differs between two runs that are the same
 SCRIPT = Path(__file__).with_name("recorded_run.py")
+MOMENT, NUMBER = "SIGNAL_AT", "SIGNAL"  # in a child's environment: see `signal_at`
 PATIENCE = 600  # seconds that a child may live, and that anything is waited for: no measure of how fast it is
 
 
@@ -163,6 +163,8 @@ def become(request: dict[str, Any]) -> None:
             os.dup2(log, handle)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.update(request["environment"])
+        if moment := os.environ.get(MOMENT):
+            signal_at(moment, int(os.environ[NUMBER]))
         words = request["run"]
         if words[0].endswith(".py"):
             sys.argv = words
@@ -178,6 +180,32 @@ def become(request: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def signal_at(moment: str, number: int) -> None:
+    """Has this process send itself a signal: before the first step, at a step, or in a save, an evaluation, the end.
+
+    From the inside, since whoever watches a run from the outside may be too late on a busy machine.
+    """
+    from patchword.training import finish, loop, state
+    from patchword.training.trainer import Trainer
+
+    places: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+        "start": (loop.Run, "go", lambda *_: True),
+        "save": (state, "write_file", lambda path, *_: path.name == state.STATE),  # the model is written already
+        "evaluation": (loop, "ask", lambda *_: True),
+        "finish": (finish, "write_report", lambda *_: True),  # the model is published already
+    }
+    default = (Trainer, "advance", lambda trainer, *_: trainer.step >= int(moment))
+    place, name, is_due = places.get(moment, default)
+    function = getattr(place, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if is_due(*arguments):
+            os.kill(os.getpid(), number)
+        return function(*arguments, **options)
+
+    setattr(place, name, call)
 
 
 def sha256(path: Path) -> str:
@@ -217,26 +245,8 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     return True
 
 
-def is_saving(run: Path) -> bool:
-    return any((run / "checkpoints").glob(".making-*"))
-
-
-def is_evaluating(run: Path) -> bool:
-    """The row of a step after which an evaluation is due is the last that is written."""
-    path = run / "metrics.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return bool(lines) and bool(re.match(rb'{"kind": "train", "step": \d*[02468]0,', lines[-1]))
-
-
-def is_finishing(run: Path) -> bool:
-    return any(run.glob("*report.html*"))
-
-
 def is_finished(run: Path) -> bool:
     return (run / "model.json").exists()
-
-
-MOMENTS = {"save": is_saving, "evaluation": is_evaluating, "finish": is_finishing}
 
 
 def last_step(run: Path) -> int:
@@ -246,32 +256,31 @@ def last_step(run: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-def wait_for(moment: str | int | float, run: Path) -> None:
-    """Until the run does the named thing anew, has come to that step, has lived for so many seconds, or is finished."""
-    if isinstance(moment, int):
-        until(lambda: last_step(run) >= moment or is_finished(run))
-        time.sleep(random.uniform(0, 0.05))  # a few steps: rows are written between two of them, kills come anywhere
-        return
-    if isinstance(moment, float):
-        until(lambda: is_finished(run), moment)
-        return
-    doing = MOMENTS[moment]
-    until(lambda: not doing(run) or is_finished(run))  # what an earlier kill has left is no sign
-    until(lambda: doing(run) or is_finished(run))
-
-
-def go_on(nursery: Nursery, recipe: str, run: Path) -> Child:
+def go_on(nursery: Nursery, recipe: str, run: Path, **environment: str) -> Child:
     """Starts a run, or resumes it if there is one."""
-    return nursery.run("resume", run) if run.exists() else nursery.run("train", recipe, "--out", run)
+    words = ("resume", run) if run.exists() else ("train", recipe, "--out", run)
+    return nursery.run(*words, **environment)
+
+
+def at(moment: str | int, number: int = signal.SIGKILL) -> dict[str, str]:
+    """The environment of a child that sends itself a signal at a moment."""
+    return {MOMENT: str(moment), NUMBER: str(int(number))}
 
 
 def killed_again_and_again(nursery: Nursery, recipe: str, run: Path, moments: Iterable[str | int | float]) -> list[str]:
-    """A run to its end through a kill at each of the moments, as far as they come; the kinds of those that did."""
+    """A run to its end through a kill at each of the moments, as far as they come; the kinds of those that did.
+
+    A moment is one of `signal_at`, a step, or so many seconds, after which the run may be over on a fast machine.
+    """
     kills = []
     for moment in moments:
-        child = go_on(nursery, recipe, run)
-        wait_for(moment, run)
-        if child.kill() == -signal.SIGKILL:
+        if isinstance(moment, float):
+            child = go_on(nursery, recipe, run)
+            until(lambda: is_finished(run), moment)
+            code = child.kill()
+        else:
+            code = go_on(nursery, recipe, run, **at(moment)).wait()
+        if code == -signal.SIGKILL:
             kills.append(moment if isinstance(moment, str) else "random")
         if is_finished(run):
             return kills

@@ -14,7 +14,7 @@ import torch
 from faulty_save import NEW, content
 from patchword.errors import CheckpointError
 from patchword.training.state import Store, read_checkpoint_folder
-from runs import Nursery, end_of, go_on, leftovers, shared_nursery, tiny, until, write_recipe
+from runs import Nursery, at, end_of, go_on, leftovers, shared_nursery, tiny, write_recipe
 
 SCRIPT = Path(__file__).with_name("faulty_save.py")
 SITUATIONS = ("usual", "first", "damaged")  # two checkpoints and litter; none; two, and a damaged one of the same step
@@ -206,12 +206,11 @@ STEPS = 40
 
 
 def started(nursery: Nursery, folder: Path) -> tuple[str, Path]:
-    """A run that was stopped somewhere after its second checkpoint."""
+    """A run that was stopped after its second checkpoint: that of an evaluation, and that of the stop."""
     recipe, run = write_recipe(folder / "recipe.py", tiny(steps=STEPS, save_every=0.05)), folder / "run"
-    child = go_on(nursery, recipe, run)
-    assert until(lambda: len(list((run / "checkpoints").glob("step-*"))) >= 2)
-    child.signal(signal.SIGTERM)
+    child = go_on(nursery, recipe, run, **at(STEPS - 10, signal.SIGTERM))
     assert child.wait() == 143, child.said()
+    assert len(list((run / "checkpoints").glob("step-*"))) >= 2
     return recipe, run
 
 
@@ -238,10 +237,9 @@ def test_a_run_passes_over_a_damaged_checkpoint(nursery: Nursery, undisturbed: d
 def test_what_kills_have_left_goes(nursery: Nursery, undisturbed: dict, tmp_path: Path) -> None:
     """Also where no save follows that would tidy up: this run was killed after its last."""
     recipe, run = write_recipe(tmp_path / "recipe.py", tiny(steps=STEPS)), tmp_path / "run"
-    child = go_on(nursery, recipe, run)
-    assert until((run / f"checkpoints/step-{STEPS:08d}").exists)
-    child.kill()
-    (run / "model.json").unlink(missing_ok=True)  # that is what says that it is finished
+    child = go_on(nursery, recipe, run, **at("finish"))
+    assert child.wait() == -signal.SIGKILL and (run / f"checkpoints/step-{STEPS:08d}").exists()
+    (run / "model.json").unlink()  # that is what says that it is finished
     for name in (".report.html.x1y2", "checkpoints/.removing-step-00000010", "faults/.step-00000003.x1y2"):
         (run / name / "inner").mkdir(parents=True)
     for name in (".model.safetensors.part", ".split.json.part", "faults/.step-00000003.x1y2/inner/file"):

@@ -19,15 +19,14 @@ from patchword.training import precision, resume, train
 from runs import (
     ENVIRONMENT,
     Nursery,
+    at,
     end_of,
     go_on,
-    is_finished,
     killed_again_and_again,
     leftovers,
     shared_nursery,
     tiny,
     until,
-    wait_for,
     write_recipe,
 )
 
@@ -78,22 +77,21 @@ def test_kills_leave_no_trace(
     if kind not in references:
         pytest.skip("this processor cannot compute in bf16")
     chance = random.Random(f"{SEED} {kind} {workers}")
-    # By steps, not by seconds, which a faster machine would need fewer of for the whole run.
     moments: list[str | int] = ["save", "evaluation", chance.randrange(STEPS // 3), chance.randrange(2 * STEPS // 3)]
     chance.shuffle(moments)
     recipe = write_recipe(tmp_path / "recipe.py", configured(kind, workers))
     kills = killed_again_and_again(nursery, recipe, tmp_path / "run", [*moments, "finish"])
-    assert len(kills) >= 4, f"seed {SEED}: the run was over before it could be killed"
+    assert len(kills) == 5, f"seed {SEED}: {kills}"
     check_end(tmp_path / "run", references[kind])
 
 
 def test_a_kill_before_the_first_step(nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """Between config.json and the first step, and before the first checkpoint."""
     run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("adamw").replace(save_every=3600.0))
-    for sign in ("config.json", "metrics.jsonl", "metrics.jsonl"):
-        child = go_on(nursery, recipe, run)
-        assert until(lambda sign=sign: (run / sign).exists())  # type: ignore[misc]
-        assert child.kill() == -signal.SIGKILL
+    for moment, metrics in (("start", False), ("start", False), (0, True), (5, True)):
+        child = go_on(nursery, recipe, run, **at(moment))
+        assert child.wait() == -signal.SIGKILL, child.said()
+        assert (run / "metrics.jsonl").exists() == metrics and (run / "config.json").exists()
         assert not (run / "checkpoints").exists()
     child = nursery.run("resume", run)
     assert child.wait() == 0, child.said()
@@ -117,13 +115,9 @@ def test_a_signal_saves_and_leaves(
     chance = random.Random(f"{SEED} {number}")
     # Without the signal nothing would be saved between two evaluations.
     run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("muon").replace(save_every=3600.0))
-    metrics, reached = run / "metrics.jsonl", [0]
-    for moment in ("evaluation", chance.uniform(0.0, 0.1)):
-        before = metrics.stat().st_size if run.exists() else 0
-        child = go_on(nursery, recipe, run)
-        assert until(lambda before=before: metrics.exists() and metrics.stat().st_size > before)  # type: ignore[misc]
-        wait_for(moment, run)
-        child.signal(number)
+    reached = [0]
+    for moment in ("evaluation", chance.randrange(STEPS // 2, STEPS - 1)):
+        child = go_on(nursery, recipe, run, **at(moment, number))
         assert child.wait() == code, f"seed {SEED}: {child.said()}"
         assert f"patchword resume {run}" in child.said()
         reached.append(max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")))
@@ -158,9 +152,10 @@ def test_the_command_itself(nursery: Nursery, references: dict[str, dict[str, An
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=ENVIRONMENT) as process:
         assert until(lambda: any((run / "checkpoints").glob("step-*")))
         process.kill()
-    assert process.returncode == -signal.SIGKILL and not is_finished(run)
-    child = nursery.run("resume", run)
-    assert child.wait() == 0, child.said()
+    assert process.returncode in (-signal.SIGKILL, 0)
+    if process.returncode:  # else this process was so late that the run had come to its end
+        child = nursery.run("resume", run)
+        assert child.wait() == 0, child.said()
     check_end(run, references["adamw"])
 
 
