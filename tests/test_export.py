@@ -28,7 +28,7 @@ from patchword.errors import ConfigError, ExportError
 from patchword.evaluation import Labelled, labelled_pictures
 from patchword.evaluation.merging import accuracy, choose_merging
 from patchword.evaluation.proof import decoded, prove
-from patchword.models.lean import merging
+from patchword.models.token_merging import merging
 from patchword.preprocess import HALF, Preprocess
 from test_inspection import VITS, lively
 

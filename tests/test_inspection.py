@@ -88,7 +88,7 @@ def test_maps_are_those_of_the_fused_path(config: ViTConfig) -> None:
     torch.testing.assert_close(logits, model(images), atol=1e-5, rtol=1e-5)
     seen: dict[int, Tensor] = {}
     watch.each_map(model, images, lambda layer, rows, heads, weights: seen.__setitem__(layer, weights.clone()))
-    recomputed = model.attention_maps(images)
+    recomputed = attention_maps(model, images)
     for layer in range(config.depth):
         torch.testing.assert_close(seen[layer], recomputed[layer], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(maps[layer], recomputed[layer], atol=1e-6, rtol=1e-5)
@@ -189,7 +189,7 @@ def literal_rollout(maps: list[np.ndarray], fusion: str, discard: float) -> np.n
 def test_rollout_is_the_literal_one(fusion: Any, discard: float) -> None:
     config = VITS["class"]
     model, images = vit(config), some_images(config, 1)
-    maps = [m[0].detach().double().numpy() for m in model.attention_maps(images).values()]
+    maps = [m[0].detach().double().numpy() for m in attention_maps(model, images).values()]
     expected = literal_rollout(maps, fusion, discard)
     np.testing.assert_allclose(expected.sum(axis=1), 1)
     found = inspection.rollout(model, images, fusion, discard)[0].numpy()
@@ -201,12 +201,12 @@ def test_rollout_is_read_where_the_head_reads() -> None:
     for name in ("average", "distilled", "both", "probe"):
         config = VITS[name]
         model, images = vit(config), some_images(config, 1)
-        maps = [m[0].detach().double().numpy() for m in model.attention_maps(images).values()]
+        maps = [m[0].detach().double().numpy() for m in attention_maps(model, images).values()]
         rolled, k = literal_rollout(maps, "mean", 0.0), config.num_prefix
         rows = {"average": rolled.mean(0), "distilled": rolled[:2].mean(0)}
         rows["both"] = (rolled[0] + rolled[k:].mean(0)) / 2
         with torch.no_grad():
-            tokens = model.encode(images)
+            tokens = model.forward_features(images)
             if name == "probe":
                 rows["probe"] = model.pool.weights(tokens)[0, :, 0].mean(0).double().numpy() @ rolled[k:]
         np.testing.assert_allclose(inspection.rollout(model, images)[0].numpy().ravel(), rows[name][k:], atol=1e-6)
@@ -424,7 +424,7 @@ def test_position_similarity() -> None:
 def test_tokens() -> None:
     config = VITS["registers"]
     model, images = vit(config), some_images(config)
-    found = model.features(images[:1])
+    found = features(model, images[:1])
     norms = inspection.token_norms(model, images[0])
     assert norms.shape == (4, 4, 9)
     expected = found["blocks.1"][0, 4 + 2 * 9 + 3].norm().item()

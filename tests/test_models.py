@@ -12,7 +12,7 @@ from patchword.engines.probe import probe
 from patchword.errors import ConfigError
 from patchword.models import ViT, build, create, patchify, resized, unpatchify
 from patchword.models.adapt import adapt_channels
-from patchword.models.positions import resample_grid, sincos_2d
+from patchword.models.pos_embed import resample_grid, sincos_2d
 from patchword.models.resnet import StdConv2d, pad_same
 
 BASE = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, mlp_dim=96, num_classes=5)
@@ -86,7 +86,7 @@ def check_maps(model: ViT, images: Tensor) -> None:
     for block in model.blocks:
         block.attention.register_forward_hook(keep)
     with torch.no_grad():
-        maps = model.attention_maps(images)
+        maps = attention_maps(model, images)
         for i, (attention, x, output) in inputs.items():
             torch.testing.assert_close(maps[i].sum(dim=-1), torch.ones(maps[i].shape[:-1]))
             mixed = maps[i] @ attention.project(x)[2]
@@ -321,8 +321,8 @@ def test_a_model_without_two_heads_says_so() -> None:
 
 def test_pre_logits_is_a_tanh_layer() -> None:
     model = make(pre_logits=20)
-    tokens = model.encode(pictures(model))
-    torch.testing.assert_close(model.represent(tokens), torch.tanh(model.pre_logits(tokens[:, 0])))
+    tokens = model.forward_features(pictures(model))
+    torch.testing.assert_close(model.forward_pool(tokens), torch.tanh(model.pre_logits(tokens[:, 0])))
 
 
 def test_a_new_head_is_zero() -> None:
@@ -335,7 +335,7 @@ def test_replacing_the_head_keeps_the_trunk() -> None:
     fine = resized(model, num_classes=9)
     assert fine.pre_logits is None and fine.config.pre_logits is None  # the paper removes the whole head
     assert torch.equal(fine(pictures(model)), torch.zeros(2, 9))
-    assert torch.equal(fine.encode(pictures(model)), model.encode(pictures(model)))
+    assert torch.equal(fine.forward_features(pictures(model)), model.forward_features(pictures(model)))
     assert resized(fine, num_classes=0)(pictures(model)).shape == (2, 48)
 
 
@@ -418,7 +418,7 @@ def test_a_local_start_looks_at_one_neighbour() -> None:
     model = build(config)
     for block in model.blocks:
         nn.init.zeros_(block.attention.qkv.weight)
-    maps = model.attention_maps(torch.randn(1, 3, 40, 40))
+    maps = attention_maps(model, torch.randn(1, 3, 40, 40))
     from_the_middle = torch.cat([maps[layer][0, :, 12] for layer in range(3)])  # (9, 25), on a grid of 5 x 5
     places = from_the_middle.argmax(dim=1).tolist()
     assert sorted(places) == [6, 7, 8, 11, 12, 13, 16, 17, 18]
@@ -449,7 +449,7 @@ def test_regularisation_rests_at_evaluation() -> None:
 def test_patch_dropout_keeps_some_patches_in_order_with_their_positions() -> None:
     model = make(patch_dropout=0.75).train()
     images = pictures(model)
-    tokens, kept = model.embed(images), model.eval().embed(images)
+    tokens, kept = model.embed_patches(images), model.eval().embed_patches(images)
     assert tokens.shape == (2, 1 + 4, 48)
     for image in range(2):
         matches = (tokens[image, 1:, None] == kept[image, None, 1:]).all(-1)  # (kept, all)
@@ -479,19 +479,19 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 
 def test_features_are_named() -> None:
     model = make(pre_logits=20)
-    found = model.features(pictures(model), layers=[0, -1])
+    found = features(model, pictures(model), layers=[0, -1])
     blocks = [f"blocks.{i}{part}" for i in (0, 2) for part in ("", ".attention", ".mlp")]
     assert set(found) == {"stem", "patch_embed", "positions", *blocks, "norm", "pool", "pre_logits", "head"}
-    torch.testing.assert_close(found["norm"], model.encode(pictures(model)))
+    torch.testing.assert_close(found["norm"], model.forward_features(pictures(model)))
     torch.testing.assert_close(found["head"], model(pictures(model)))
     assert not any(m._forward_hooks for m in model.modules())
     with pytest.raises(ConfigError, match="no layer 3"):
-        model.features(pictures(model), layers=[3])
+        features(model, pictures(model), layers=[3])
 
 
 def test_maps_of_chosen_layers_only() -> None:
     model = make(num_registers=2)
-    maps = model.attention_maps(pictures(model), layers=[-1])
+    maps = attention_maps(model, pictures(model), layers=[-1])
     assert list(maps) == [2] and maps[2].shape == (2, 3, 19, 19)
 
 

@@ -120,14 +120,16 @@ def test_attention_and_features(server: Server, folder: Path) -> None:
     said = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
     tokens = said["rows"] * said["columns"] + said["prefix"]
     values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens + 1, tokens)
-    weights = classifier.model.attention_maps(images, [2])[2][0, 2].detach().numpy()  # type: ignore[union-attr]
+    weights = classifier.attention_maps(model, images, [2])[2][0, 2].detach().numpy()  # type: ignore[union-attr]
     prefix = said["prefix"]
     expected = weights[:, prefix:] / weights[:, prefix:].max(axis=1, keepdims=True)
     np.testing.assert_allclose(values[:-1, prefix:] / 255, expected, atol=0.01)
     read = head_attention(classifier.model, images)[0, 2, 2].flatten().numpy()  # type: ignore[arg-type]
     np.testing.assert_allclose(values[-1, prefix:] / 255, read / read.max(), atol=0.01)
     features = post(server, "/v1/embed", data).json()["results"][0]["features"]
-    np.testing.assert_allclose(features, classifier.model.pooled(images)[0].detach().numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        features, classifier.model.embed_images(images)[0].detach().numpy(), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_the_model_and_the_house(server: Server) -> None:

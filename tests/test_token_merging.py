@@ -5,7 +5,7 @@ import torch
 
 from patchword.config import ResNetConfig
 from patchword.errors import ConfigError
-from patchword.models.lean import LeanViT, lean, merge, merging, read_tokens
+from patchword.models.token_merging import LeanViT, lean, merge, merging, read_tokens
 from test_inspection import VITS, lively
 
 FITTING = {
