@@ -14,6 +14,7 @@ import patchword as pw
 from patchword.classifier import Encoder
 from patchword.data.open import find
 from patchword.errors import ConfigError, DataError
+from patchword.inspection import capture
 from patchword.probing import logistic, probe
 from patchword.probing.features import features, kept_at, reading
 from patchword.probing.logistic import PENALTIES, Logistic, logistic_probe, recalled, refitted
@@ -192,7 +193,7 @@ def test_layers(name: str) -> None:
     model = checkpoint_of(VITS[name]).model()
     images = torch.randn(2, model.config.in_channels, *model.config.image_size)
     with torch.no_grad():
-        tokens = features(model, images, [1])["blocks.1"]
+        tokens = capture.features(model, images, [1])["blocks.1"]
         mean = tokens[:, model.config.num_prefix :].mean(dim=1)
         both = torch.cat([tokens[:, 0], mean], dim=1)
         whole = {"class": tokens[:, 0], "class+average": both}.get(model.config.pooling, mean)

@@ -26,7 +26,7 @@ class Branch(nn.Module):
         if self.gamma is not None:
             branch = branch * self.gamma
         if self.training and self.drop_path > 0:
-            keep = torch.rand(len(branch), 1, 1, device=branch.device) >= self.drop_path
+            keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.drop_path
             branch = branch * keep / (1 - self.drop_path)
         return branch
 

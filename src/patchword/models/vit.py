@@ -135,7 +135,7 @@ class ViT(nn.Module):
         x = self.patch_embed(self.patchify(images))
         rate = self.config.patch_dropout if self.training else 0.0
         keep = patch_dropout_indices(x, rate) if rate else None
-        return self.drop(self.positions(x, self.prefix_tokens(len(x)), patch_grid(images, self.config), keep))
+        return self.drop(self.positions(x, self.prefix_tokens(x.shape[0]), patch_grid(images, self.config), keep))
 
     def patchify(self, images: Tensor) -> Tensor:
         """x_p: images to flattened patches (B, N, C*P*P), which themselves pass through."""
