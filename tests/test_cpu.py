@@ -2,13 +2,15 @@
 
 import copy
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from patchword.checkpoints import Checkpoint
+from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
+from patchword.config import DistillConfig
 from patchword.engines.int8 import in_int8
 from patchword.engines.packed import Packed
 from patchword.engines.probe import probe
@@ -16,9 +18,11 @@ from patchword.models import ViT, optimize_for_cpu
 from patchword.models.attention import Attention, ScaledDotProductAttention
 from patchword.models.cpu import CPUMLP, CPUAttention, CPUScaledDotProductAttention
 from patchword.models.token_merging import TokenMergingViT
+from patchword.models.vit import MLP
 from patchword.preprocess import HALF, Preprocess
 from patchword.training.lora import add_lora
 from test_models import OPTIONS, make, pictures
+from test_train import trainer
 
 needs_bf16 = pytest.mark.skipif(not probe().bf16_works, reason="this processor cannot compute in bf16")
 
@@ -194,6 +198,24 @@ def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
     """The classifier, which evaluation and the server use, and what all other engines are made from."""
     model = make()
     checkpoint = Checkpoint(model.config, dict(model.state_dict()), Preprocess((32, 32), mean=HALF, std=HALF))
-    for module in (Classifier(checkpoint).model, Packed(checkpoint)):
-        kinds = {type(m) for m in module.modules()}
-        assert CPUAttention in kinds and CPUMLP in kinds and Attention not in kinds
+    assert is_optimized(Classifier(checkpoint).model) and is_optimized(Packed(checkpoint))
+
+
+def test_training_optimizes_its_models(tmp_path: Path) -> None:
+    """The model, its average, the copies that share its weights, and the teacher."""
+    model = make(num_classes=4, image_size=(16, 16))
+    labels = tuple(f"stripe {i}" for i in range(4))
+    preprocess = Preprocess((16, 16), mean=HALF, std=HALF)
+    write_checkpoint(Checkpoint(model.config, dict(model.state_dict()), preprocess, labels), tmp_path / "teacher")
+    run = trainer(ema=0.9, distill=DistillConfig(teacher=str(tmp_path / "teacher")))
+    try:
+        assert run.average is not None and run.teacher is not None
+        models = [run.model, run.average.model, run.teacher.model, *(run.shares.models if run.shares else ())]
+        assert all(map(is_optimized, models))
+    finally:
+        run.close()
+
+
+def is_optimized(model: nn.Module) -> bool:
+    kinds = {type(m) for m in model.modules()}
+    return {CPUAttention, CPUMLP} <= kinds and not {Attention, MLP} & kinds
