@@ -203,10 +203,10 @@ def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
 
 def test_training_optimizes_its_models(tmp_path: Path) -> None:
     """The model, its average, the copies that share its weights, and the teacher."""
-    model = make(num_classes=4, image_size=(16, 16))
+    model = make(num_classes=4, image_size=(16, 16), in_channels=1)
     labels = tuple(f"stripe {i}" for i in range(4))
-    preprocess = Preprocess((16, 16), mean=HALF, std=HALF)
-    write_checkpoint(Checkpoint(model.config, dict(model.state_dict()), preprocess, labels), tmp_path / "teacher")
+    preprocess = Preprocess((16, 16), mean=HALF[:1], std=HALF[:1])
+    write_checkpoint(tmp_path / "teacher", Checkpoint(model.config, dict(model.state_dict()), preprocess, labels))
     run = trainer(ema=0.9, distill=DistillConfig(teacher=str(tmp_path / "teacher")))
     try:
         assert run.average is not None and run.teacher is not None
