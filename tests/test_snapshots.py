@@ -147,7 +147,7 @@ def logits_of(model: nn.Module, images: Tensor) -> Tensor:
 
 def attention_of(model: Any, images: Tensor) -> Tensor:
     fill(model)
-    return flat(model.eval().attention_maps(images).values())
+    return flat(pw.attention_maps(model.eval(), images).values())
 
 
 def gradients_of(model: nn.Module, images: Tensor) -> Tensor:
@@ -199,8 +199,8 @@ def test_golden_cases() -> None:
             checkpoint = checkpoint.adapted(image_size=tuple(case["input_size"]))
         model = checkpoint.model()
         with torch.inference_mode():
-            tokens = model.encode(images)
-            found |= {f"{name} logits": model(images), f"{name} pooled": model.represent(tokens)}
+            tokens = model.forward_features(images)
+            found |= {f"{name} logits": model(images), f"{name} pooled": model.forward_pool(tokens)}
             found[f"{name} tokens"] = tokens
     check_arrays("golden", found)
 

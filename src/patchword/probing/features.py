@@ -17,6 +17,7 @@ from ..core.text import tell
 from ..data.sources import ArraySource, FileSource, Source, fingerprint
 from ..errors import ConfigError, DataError, ImageError
 from ..models import Model, ViT
+from ..models.layers import layer_indices
 
 
 def features(
@@ -47,11 +48,11 @@ def features(
 def reading(model: Model, layer: int | None, images: Tensor) -> Tensor:
     """(B, D)."""
     if layer is None:
-        return model.pooled(images)
+        return model.embed_images(images)
     if not isinstance(model, ViT):
         raise ConfigError("Only a ViT has blocks to choose a layer from; leave out --layer.")
-    (last,) = model.layer_indices([layer])
-    tokens = model.embed(images)
+    (last,) = layer_indices(len(model.blocks), [layer])
+    tokens = model.embed_patches(images)
     for block in model.blocks[: last + 1]:
         tokens = block(tokens)
     mean = tokens[:, model.config.num_prefix :].mean(dim=1)
