@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
+import patchword as pw
 from helpers import snapshots
 from helpers.snapshots import check_arrays, check_exact, check_openapi, check_rows, check_schema, schema_of
 from patchword import cli
@@ -381,7 +382,7 @@ def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Pat
 
 def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short runs, one of which diverges; as many steps as if each took a second, whatever the machine does."""
-    monkeypatch.setattr("patchword.studies.run.trials", lambda study: (1.0, 0.0))
+    monkeypatch.setattr("patchword.studies.run.trials", lambda study, now: (1.0, 0.0))
     for limit in ("START", "LEAST_STEPS"):
         monkeypatch.setattr(f"patchword.studies.run.{limit}", 1)
     config = BASE.replace(model=TINY, evaluate_every=1e9)
