@@ -1,5 +1,8 @@
 """The models' options, each against its definition written out, on small sizes."""
 
+import re
+from pathlib import Path
+
 import hypothesis
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch.nn import functional as F
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.errors import ConfigError
 from patchword.inspection.capture import attention_maps, features
-from patchword.models import DistilledViT, ViT, build, create, patchify, resized, unpatchify
+from patchword.models import DistilledViT, ViT, build, create, patchify, resized, unpatchify, vit
 from patchword.models.adapt import adapt_channels
 from patchword.models.attention import attention_weights
 from patchword.models.pos_embed import resample_grid, sincos_2d
@@ -123,6 +126,13 @@ def test_the_paper_by_hand() -> None:
         z = linear(hidden, f"blocks.{i}.mlp.fc2") + z
     logits = linear(norm(z, "norm")[:, 0], "head")
     torch.testing.assert_close(model(images), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_papers_model_is_one_short_file() -> None:
+    """vit.py explains ViT: no branch for a device, a number format, hooks or speed."""
+    source = Path(vit.__file__).read_text()
+    assert len(source.splitlines()) <= 200
+    assert not re.search(r"device|dtype|hook|bfloat16|autocast|grad_enabled|no_grad", source)
 
 
 # Patches
