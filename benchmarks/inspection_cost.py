@@ -19,7 +19,7 @@ from harness import shown, write_result
 LARGE = """
 import torch, patchword as pw
 from patchword.inspection import attention_reach
-model = pw.create("B/16", image_size=384, num_classes=1000).eval()
+model = pw.optimize_for_cpu(pw.create("B/16", image_size=384, num_classes=1000)).eval()
 torch.manual_seed(0)
 reach = attention_reach(model, (torch.randn(4, 3, 384, 384) for _ in range(8)))
 assert reach.images == 32 and reach.distance.shape == (12, 12)

@@ -27,7 +27,7 @@ from patchword.engines.engine import Engine
 from patchword.engines.onnx import OnnxSession, make_onnx, quiet
 from patchword.engines.packed import Packed
 from patchword.evaluation import labelled_pictures
-from patchword.models.lean import merging
+from patchword.models.token_merging import merge_schedule
 
 CALIBRATION, BATCH = 48, 16
 OURS = ("onnx", "onnx-int8", "onnx-merged", "onnx-static", "openvino", "openvino-int8")
@@ -65,7 +65,9 @@ def main() -> None:
         "quantize_dynamic": theirs(Packed(checkpoint)),
         **{name: open_engine(name, checkpoint, calibration) for name in OURS},
         **{
-            f"onnx-int8, {part:g} merged": open_engine("onnx-int8", checkpoint, calibration, merging(config, part))
+            f"onnx-int8, {part:g} merged": open_engine(
+                "onnx-int8", checkpoint, calibration, merge_schedule(config, part)
+            )
             for part in args.merge
         },
     }

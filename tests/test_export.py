@@ -28,7 +28,7 @@ from patchword.errors import ConfigError, ExportError
 from patchword.evaluation import Labelled, labelled_pictures
 from patchword.evaluation.merging import accuracy, choose_merging
 from patchword.evaluation.proof import decoded, prove
-from patchword.models.lean import merging
+from patchword.models.token_merging import merge_schedule
 from patchword.preprocess import HALF, Preprocess
 from test_inspection import VITS, lively
 
@@ -218,7 +218,7 @@ def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
     some = choose_merging(classifier, pictures, 0.04)
 
     def kept(part: float) -> float:
-        engine = open_engine("torch", classifier.checkpoint, merged=merging(classifier.checkpoint.config, part))
+        engine = open_engine("torch", classifier.checkpoint, merged=merge_schedule(classifier.checkpoint.config, part))
         return accuracy(Classifier(classifier.checkpoint, engine), pictures, lambda: None)
 
     assert kept(some) >= 0.96 and (some == 0.5 or kept(some + 0.01) < 0.96), some

@@ -11,7 +11,7 @@ from conftest import SHARED, shared_path
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.checkpoints.foreign import find_source
 from patchword.errors import ConversionError
-from patchword.models.positions import resample_grid
+from patchword.models.pos_embed import resample_grid
 
 TOLERANCE = 3e-5  # the golden README: accepts correct code, rejects a wrong epsilon or GELU
 BARE = ("torchvision", "deit", "dinov2", "vit_pytorch")  # formats that do not say the number of heads
@@ -50,8 +50,8 @@ def test_outputs(name: str) -> None:
         checkpoint = checkpoint.adapted(image_size=tuple(case["input_size"]))
     model = checkpoint.model()
     with torch.no_grad():
-        tokens = model.encode(golden["images"])
-        found = {"tokens": tokens, "logits": model(golden["images"]), "pooled": model.represent(tokens)}
+        tokens = model.forward_features(golden["images"])
+        found = {"tokens": tokens, "logits": model(golden["images"]), "pooled": model.forward_pool(tokens)}
         if case.get("distilled"):
             found["logits_cls"], found["logits_dist"] = model.forward_distilled(golden["images"])
             found["pooled"] = (tokens[:, 0] + tokens[:, 1]) / 2  # timm's mean, for show; DeiT averages the logits

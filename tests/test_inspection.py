@@ -1,11 +1,13 @@
 """What an inspection computes, on cases whose answers are known, and on every kind of model there is."""
 
+import copy
 import itertools
 import json
 import math
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,18 @@ from patchword import inspection
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier, find_class
 from patchword.config import ResNetConfig, ViTConfig
+from patchword.engines.probe import probe
 from patchword.errors import ConfigError
 from patchword.figures.theme import mosaic
-from patchword.inspection import distance, looking, trust, watch
+from patchword.inspection import capture, distance, looking, trust
+from patchword.inspection.capture import attention_maps, features
 from patchword.inspection.drawing.looking import heads_figure
 from patchword.inspection.drawing.weights import positions_figure
 from patchword.inspection.exhibits import NAMES, Subject, verdict
 from patchword.inspection.inspect import inspect
 from patchword.inspection.pictures import gather
-from patchword.models import Model, ViT, build
+from patchword.models import Model, ViT, build, optimize_for_cpu
+from patchword.models.attention import attention_weights
 from patchword.preprocess import Preprocess
 from test_cli import run
 
@@ -84,14 +89,60 @@ def vit(config: ViTConfig) -> ViT:
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
 def test_maps_are_those_of_the_fused_path(config: ViTConfig) -> None:
     model, images = vit(config), some_images(config)
-    logits, maps = watch.open_pass(model, images)
+    logits, maps = capture.forward_with_maps(model, images)
     torch.testing.assert_close(logits, model(images), atol=1e-5, rtol=1e-5)
     seen: dict[int, Tensor] = {}
-    watch.each_map(model, images, lambda layer, rows, heads, weights: seen.__setitem__(layer, weights.clone()))
-    recomputed = model.attention_maps(images)
+    capture.reduce_maps(model, images, lambda layer, rows, heads, weights: seen.__setitem__(layer, weights.clone()))
+    recomputed = attention_maps(model, images)
     for layer in range(config.depth):
         torch.testing.assert_close(seen[layer], recomputed[layer], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(maps[layer], recomputed[layer], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
+def test_every_path_gives_the_same_maps(config: ViTConfig) -> None:
+    """Plain and optimized for CPUs, with gradients and without, in fp32 and, where the processor can, in bf16."""
+    plain, images = vit(config), some_images(config)
+    fast = optimize_for_cpu(copy.deepcopy(plain))
+    expected = attention_maps(plain, images)
+    for model, gradients, bf16 in itertools.product((plain, fast), (True, False), (True, False)):
+        if bf16 and not probe().bf16_works:
+            continue
+        tolerance = 0.03 if bf16 else 1e-5
+        with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            found = attention_maps(model, images)
+            logits, maps = capture.forward_with_maps(model, images)
+            torch.testing.assert_close(logits.float(), model(images).float(), atol=10 * tolerance, rtol=0)
+        for layer in range(config.depth):
+            for weights in (found[layer], maps[layer]):
+                torch.testing.assert_close(weights.float(), expected[layer], atol=tolerance, rtol=0)
+
+
+def test_maps_of_a_smaller_grid_in_training() -> None:
+    """Progressive resizing: maps are those of the patches that are there, with their own relative positions."""
+    config = VITS["relative"]
+    model = vit(config).train()
+    images = some_images(config)[..., :16, :12]  # 2 x 3 patches
+    maps = attention_maps(model, images, [0])[0]
+    assert maps.shape == (2, 3, 6, 6)
+    logits, again = capture.forward_with_maps(model, images)
+    torch.testing.assert_close(logits, model(images), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again[0], maps)
+
+
+def test_other_threads_are_not_captured() -> None:
+    """One thread may classify with a model while another explains with it."""
+    config = VITS["class"]
+    model, images = vit(config), some_images(config, 1)
+    layers: list[int] = []
+    with capture.observed_attention(model, lambda layer, q, k, v, bias: layers.append(layer)):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(model, images).result()
+        assert layers == []
+        model(images)
+    assert layers == [0, 1, 2]
+    model(images)
+    assert layers == [0, 1, 2] and not any(m._forward_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize("config", [VITS["registers"], VITS["relative"]], ids=["registers", "relative"])
@@ -99,9 +150,9 @@ def test_pieces_give_the_same_and_stay_small(config: ViTConfig, monkeypatch: pyt
     model, images = vit(config), some_images(config, 5)
     whole = distance.attention_reach(model, [images])
     tokens = config.num_prefix + config.num_patches
-    monkeypatch.setattr(watch, "MEMORY", watch.COPIES * 4 * tokens**2 * 2)  # two maps
+    monkeypatch.setattr(capture, "MAP_BYTES", capture.COPIES * 4 * tokens**2 * 2)  # two maps
     sizes: list[int] = []
-    watch.each_map(model, images, lambda layer, rows, heads, weights: sizes.append(weights.shape[0] * weights.shape[1]))
+    capture.reduce_maps(model, images, lambda layer, rows, heads, maps: sizes.append(maps.shape[0] * maps.shape[1]))
     assert max(sizes) == 2 and sum(sizes) == 5 * config.num_heads * config.depth
     parts = distance.attention_reach(model, [images[:2], images[2:]])
     np.testing.assert_allclose(parts.distance, whole.distance, rtol=1e-5)
@@ -189,7 +240,7 @@ def literal_rollout(maps: list[np.ndarray], fusion: str, discard: float) -> np.n
 def test_rollout_is_the_literal_one(fusion: Any, discard: float) -> None:
     config = VITS["class"]
     model, images = vit(config), some_images(config, 1)
-    maps = [m[0].detach().double().numpy() for m in model.attention_maps(images).values()]
+    maps = [m[0].detach().double().numpy() for m in attention_maps(model, images).values()]
     expected = literal_rollout(maps, fusion, discard)
     np.testing.assert_allclose(expected.sum(axis=1), 1)
     found = inspection.rollout(model, images, fusion, discard)[0].numpy()
@@ -201,21 +252,22 @@ def test_rollout_is_read_where_the_head_reads() -> None:
     for name in ("average", "distilled", "both", "probe"):
         config = VITS[name]
         model, images = vit(config), some_images(config, 1)
-        maps = [m[0].detach().double().numpy() for m in model.attention_maps(images).values()]
+        maps = [m[0].detach().double().numpy() for m in attention_maps(model, images).values()]
         rolled, k = literal_rollout(maps, "mean", 0.0), config.num_prefix
         rows = {"average": rolled.mean(0), "distilled": rolled[:2].mean(0)}
         rows["both"] = (rolled[0] + rolled[k:].mean(0)) / 2
         with torch.no_grad():
-            tokens = model.encode(images)
+            tokens = model.forward_features(images)
             if name == "probe":
-                rows["probe"] = model.pool.weights(tokens)[0, :, 0].mean(0).double().numpy() @ rolled[k:]
+                q, keys, _ = model.pool.project(tokens)
+                rows["probe"] = attention_weights(q, keys)[0, :, 0].mean(0).double().numpy() @ rolled[k:]
         np.testing.assert_allclose(inspection.rollout(model, images)[0].numpy().ravel(), rows[name][k:], atol=1e-6)
 
 
 def test_relevance_is_the_literal_one() -> None:
     config = VITS["class"]
     model, images = vit(config), some_images(config, 1)
-    logits, maps = watch.open_pass(model, images)
+    logits, maps = capture.forward_with_maps(model, images)
     gradients = torch.autograd.grad(logits[0, 3], maps)
     size = maps[0].shape[-1]
     summed = np.eye(size)
@@ -245,7 +297,7 @@ def test_relevance_reads_what_the_head_reads() -> None:
     for name in ("both", "average", "distilled"):
         config = VITS[name].replace(depth=1)
         model, images = vit(config), some_images(config, 1)
-        logits, (weights,) = watch.open_pass(model, images)
+        logits, (weights,) = capture.forward_with_maps(model, images)
         (gradient,) = torch.autograd.grad(logits[0, 3], weights)
         part = (weights * gradient)[0].detach().clamp_min(0).mean(0).double().numpy()
         rows = {"both": [0, *range(1, 37)], "average": range(36), "distilled": [0, 1]}[name]
@@ -257,7 +309,7 @@ def test_relevance_reads_what_the_head_reads() -> None:
 def test_relevance_through_a_probe() -> None:
     config = VITS["probe"].replace(depth=1)
     model, images = vit(config), some_images(config, 1)
-    logits, maps = watch.open_pass(model, images)
+    logits, maps = capture.forward_with_maps(model, images)
     block, pool = (
         (m * g)[0].detach().clamp_min(0).mean(0).double().numpy()
         for m, g in zip(maps, torch.autograd.grad(logits[0, 3], maps), strict=True)
@@ -424,7 +476,7 @@ def test_position_similarity() -> None:
 def test_tokens() -> None:
     config = VITS["registers"]
     model, images = vit(config), some_images(config)
-    found = model.features(images[:1])
+    found = features(model, images[:1])
     norms = inspection.token_norms(model, images[0])
     assert norms.shape == (4, 4, 9)
     expected = found["blocks.1"][0, 4 + 2 * 9 + 3].norm().item()

@@ -1,5 +1,8 @@
 """The models' options, each against its definition written out, on small sizes."""
 
+import re
+from pathlib import Path
+
 import hypothesis
 import pytest
 import torch
@@ -8,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchword.config import ResNetConfig, ViTConfig
-from patchword.engines.probe import probe
 from patchword.errors import ConfigError
-from patchword.models import ViT, build, create, patchify, resized, unpatchify
+from patchword.inspection.capture import attention_maps, features
+from patchword.models import DistilledViT, ViT, build, create, patchify, resized, unpatchify, vit
 from patchword.models.adapt import adapt_channels
-from patchword.models.positions import resample_grid, sincos_2d
+from patchword.models.attention import attention_weights
+from patchword.models.pos_embed import resample_grid, sincos_2d
 from patchword.models.resnet import StdConv2d, pad_same
 
 BASE = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, mlp_dim=96, num_classes=5)
@@ -77,7 +81,7 @@ def test_every_option(option: str) -> None:
 
 
 def check_maps(model: ViT, images: Tensor) -> None:
-    """`weights` recomputes what the fused kernel of `forward` used."""
+    """The maps are those that the fused kernel of `forward` used."""
     inputs = {}
 
     def keep(module: nn.Module, args: tuple, output: Tensor) -> None:
@@ -86,27 +90,12 @@ def check_maps(model: ViT, images: Tensor) -> None:
     for block in model.blocks:
         block.attention.register_forward_hook(keep)
     with torch.no_grad():
-        maps = model.attention_maps(images)
+        maps = attention_maps(model, images)
         for i, (attention, x, output) in inputs.items():
             torch.testing.assert_close(maps[i].sum(dim=-1), torch.ones(maps[i].shape[:-1]))
             mixed = maps[i] @ attention.project(x)[2]
             torch.testing.assert_close(attention.out(mixed.transpose(1, 2).flatten(2)), output, rtol=1e-4, atol=1e-5)
     assert len(inputs) == model.config.depth
-
-
-@pytest.mark.parametrize("option", ["plain", "relative", "axial", "local", "rotary"])
-def test_training_in_bf16_attends_as_inference_does(option: str) -> None:
-    """With gradients, attention in bf16 is computed step by step on a CPU; without them by the fused kernel."""
-    if not probe().bf16_works:
-        pytest.skip("this processor cannot compute in bf16")
-    attention = make(**OPTIONS[option]).blocks[1].attention
-    x = torch.randn(2, 17, 48) * 0.3
-    with torch.autocast("cpu", torch.bfloat16):
-        stepwise = attention(x)
-        with torch.no_grad():
-            fused = attention(x)
-    assert stepwise.requires_grad and not fused.requires_grad
-    torch.testing.assert_close(stepwise.detach(), fused, rtol=0.03, atol=0.03 * float(fused.abs().max()))
 
 
 def test_the_paper_by_hand() -> None:
@@ -137,6 +126,13 @@ def test_the_paper_by_hand() -> None:
         z = linear(hidden, f"blocks.{i}.mlp.fc2") + z
     logits = linear(norm(z, "norm")[:, 0], "head")
     torch.testing.assert_close(model(images), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_papers_model_is_one_short_file() -> None:
+    """vit.py explains ViT: no branch for a device, a number format, hooks or speed."""
+    source = Path(vit.__file__).read_text()
+    assert len(source.splitlines()) <= 200
+    assert not re.search(r"device|dtype|hook|bfloat16|autocast|grad_enabled|no_grad", source)
 
 
 # Patches
@@ -176,7 +172,7 @@ def test_patches_as_data() -> None:
     torch.testing.assert_close(model.patch_embed(patches), convolved, rtol=1e-4, atol=1e-4)
 
 
-def test_a_wrong_image_size_is_told() -> None:
+def test_a_wrong_image_size_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"\(B, 3, 32, 32\), not \(1, 3, 40, 32\).* another image_size"):
         make()(torch.zeros(1, 3, 40, 32))
     with pytest.raises(ConfigError, match="another in_channels"):
@@ -294,7 +290,7 @@ def test_attention_pooling_by_hand() -> None:
     for h in range(3):
         part = slice(16 * h, 16 * h + 16)
         weights = (k[..., part] @ q[part] / 4).softmax(-1)  # (B, N)
-        torch.testing.assert_close(pool.weights(tokens)[:, h, 0], weights)
+        torch.testing.assert_close(attention_weights(*pool.project(tokens)[:2])[:, h, 0], weights)
         heads.append((weights[..., None] * v[..., part]).sum(1))
     x = pool.out(torch.cat(heads, dim=-1))
     expected = x + pool.fc2(F.gelu(pool.fc1(pool.norm(x))))
@@ -314,15 +310,18 @@ def test_two_heads_are_averaged() -> None:
     torch.testing.assert_close(model(pictures(model)), (first + second) / 2)
 
 
-def test_a_model_without_two_heads_says_so() -> None:
-    with pytest.raises(ConfigError, match="distillation=True"):
-        make().forward_distilled(torch.zeros(1, 3, 32, 32))
+def test_build_chooses_the_distilled_model() -> None:
+    """A ViT would leave the distillation token out, so it refuses the config."""
+    config = BASE.replace(distillation=True)
+    assert type(build(config)) is DistilledViT and type(build(BASE)) is ViT
+    with pytest.raises(ConfigError, match="DistilledViT"):
+        ViT(config)
 
 
 def test_pre_logits_is_a_tanh_layer() -> None:
     model = make(pre_logits=20)
-    tokens = model.encode(pictures(model))
-    torch.testing.assert_close(model.represent(tokens), torch.tanh(model.pre_logits(tokens[:, 0])))
+    tokens = model.forward_features(pictures(model))
+    torch.testing.assert_close(model.forward_pool(tokens), torch.tanh(model.pre_logits(tokens[:, 0])))
 
 
 def test_a_new_head_is_zero() -> None:
@@ -335,7 +334,7 @@ def test_replacing_the_head_keeps_the_trunk() -> None:
     fine = resized(model, num_classes=9)
     assert fine.pre_logits is None and fine.config.pre_logits is None  # the paper removes the whole head
     assert torch.equal(fine(pictures(model)), torch.zeros(2, 9))
-    assert torch.equal(fine.encode(pictures(model)), model.encode(pictures(model)))
+    assert torch.equal(fine.forward_features(pictures(model)), model.forward_features(pictures(model)))
     assert resized(fine, num_classes=0)(pictures(model)).shape == (2, 48)
 
 
@@ -364,39 +363,14 @@ def test_query_key_norm() -> None:
     torch.testing.assert_close(attention.project(x)[0], attention.q_norm(raw))
 
 
-@pytest.mark.parametrize("qkv_bias", [True, False])
-def test_queries_keys_and_values_without_gradients_are_the_same(qkv_bias: bool) -> None:
-    """Three products instead of one, unless someone watches the one."""
-    attention, x = make(qkv_bias=qkv_bias).blocks[0].attention, torch.randn(2, 17, 48)
-    expected = attention(x).detach()
-    with torch.no_grad():
-        torch.testing.assert_close(attention(x), expected, rtol=1e-5, atol=1e-5)
-        seen = []
-        attention.qkv.register_forward_hook(lambda m, i, o: seen.append(o))
-        torch.testing.assert_close(attention(x), expected, rtol=1e-5, atol=1e-5)
-    assert len(seen) == 1
-
-
 def test_swiglu() -> None:
     mlp, x = make(activation="swiglu").blocks[0].mlp, torch.randn(2, 3, 48)
     gate, value = mlp.fc1(x).chunk(2, dim=-1)
     torch.testing.assert_close(mlp(x), mlp.fc2(gate * gate.sigmoid() * value))
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_the_mlp_without_gradients_is_the_same(activation: str) -> None:
-    """Without gradients GELU works in place; the result, the input and what a hook saw stay the same."""
-    mlp, x = make(activation=activation).blocks[0].mlp, torch.randn(2, 3, 48)
-    expected, before = mlp(x).detach(), x.clone()
-    with torch.no_grad():
-        assert torch.equal(mlp(x), expected) and torch.equal(x, before)
-        seen = []
-        mlp.fc1.register_forward_hook(lambda m, i, o: seen.append(o))
-        assert torch.equal(mlp(x), expected) and torch.equal(seen[0], mlp.fc1(x))
-
-
 def test_axial_attention_follows_rows_then_columns() -> None:
-    maps = make(attention="axial").attention_maps(torch.randn(1, 3, 32, 32))
+    maps = attention_maps(make(attention="axial"), torch.randn(1, 3, 32, 32))
     seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)  # from (y, x) to (y', x')
     assert torch.equal(seen[1, 2], torch.tensor([[0] * 4, [1] * 4, [0] * 4, [0] * 4]).bool())
     seen = (maps[1][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)
@@ -405,7 +379,7 @@ def test_axial_attention_follows_rows_then_columns() -> None:
 
 
 def test_local_attention_sees_a_window() -> None:
-    maps = make(attention="local", window=3, image_size=(32, 48)).attention_maps(torch.randn(1, 3, 32, 48))
+    maps = attention_maps(make(attention="local", window=3, image_size=(32, 48)), torch.randn(1, 3, 32, 48))
     seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 6, 4, 6)
     expected = torch.zeros(4, 6, dtype=torch.bool)
     expected[0:3, 3:6] = True
@@ -418,7 +392,7 @@ def test_a_local_start_looks_at_one_neighbour() -> None:
     model = build(config)
     for block in model.blocks:
         nn.init.zeros_(block.attention.qkv.weight)
-    maps = model.attention_maps(torch.randn(1, 3, 40, 40))
+    maps = attention_maps(model, torch.randn(1, 3, 40, 40))
     from_the_middle = torch.cat([maps[layer][0, :, 12] for layer in range(3)])  # (9, 25), on a grid of 5 x 5
     places = from_the_middle.argmax(dim=1).tolist()
     assert sorted(places) == [6, 7, 8, 11, 12, 13, 16, 17, 18]
@@ -449,7 +423,7 @@ def test_regularisation_rests_at_evaluation() -> None:
 def test_patch_dropout_keeps_some_patches_in_order_with_their_positions() -> None:
     model = make(patch_dropout=0.75).train()
     images = pictures(model)
-    tokens, kept = model.embed(images), model.eval().embed(images)
+    tokens, kept = model.embed_patches(images), model.eval().embed_patches(images)
     assert tokens.shape == (2, 1 + 4, 48)
     for image in range(2):
         matches = (tokens[image, 1:, None] == kept[image, None, 1:]).all(-1)  # (kept, all)
@@ -459,8 +433,7 @@ def test_patch_dropout_keeps_some_patches_in_order_with_their_positions() -> Non
 
 def test_drop_path_drops_whole_branches_and_keeps_the_mean() -> None:
     add = make(drop_path=0.5).blocks[2].add1.train()
-    x, branch = torch.zeros(4000, 2, 48), torch.ones(4000, 2, 48)
-    out = add(x, branch)
+    out = add(torch.ones(4000, 2, 48))
     assert set(out.unique().tolist()) == {0.0, 2.0}
     assert (out == out[:, :1, :1]).all() and 0.45 < (out[:, 0, 0] == 0).float().mean() < 0.55
     assert make(drop_path=0.5).blocks[0].add1.drop_path == 0  # the first block is always there
@@ -479,19 +452,19 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 
 def test_features_are_named() -> None:
     model = make(pre_logits=20)
-    found = model.features(pictures(model), layers=[0, -1])
+    found = features(model, pictures(model), layers=[0, -1])
     blocks = [f"blocks.{i}{part}" for i in (0, 2) for part in ("", ".attention", ".mlp")]
     assert set(found) == {"stem", "patch_embed", "positions", *blocks, "norm", "pool", "pre_logits", "head"}
-    torch.testing.assert_close(found["norm"], model.encode(pictures(model)))
+    torch.testing.assert_close(found["norm"], model.forward_features(pictures(model)))
     torch.testing.assert_close(found["head"], model(pictures(model)))
     assert not any(m._forward_hooks for m in model.modules())
     with pytest.raises(ConfigError, match="no layer 3"):
-        model.features(pictures(model), layers=[3])
+        features(model, pictures(model), layers=[3])
 
 
 def test_maps_of_chosen_layers_only() -> None:
     model = make(num_registers=2)
-    maps = model.attention_maps(pictures(model), layers=[-1])
+    maps = attention_maps(model, pictures(model), layers=[-1])
     assert list(maps) == [2] and maps[2].shape == (2, 3, 19, 19)
 
 

@@ -74,7 +74,7 @@ def test_transformers_to_ours(kind: str, tmp_path: Path) -> None:
     images = torch.randn(2, checkpoint.config.in_channels, 32, 32)
     logits, tokens = their_outputs(theirs, images)
     with torch.no_grad():
-        torch.testing.assert_close(ours.encode(images), tokens, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(ours.forward_features(images), tokens, rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(ours(images), logits, rtol=0, atol=TOLERANCE)
 
 
@@ -135,7 +135,7 @@ def test_vit_pytorch_to_ours(kind: str, tmp_path: Path) -> None:
     theirs.transformer.register_forward_hook(lambda m, i, o: seen.append(o))
     with torch.no_grad():
         torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(ours.encode(images), seen[0], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(ours.forward_features(images), seen[0], rtol=0, atol=TOLERANCE)
 
 
 def test_bit_resnet_as_transformers() -> None:

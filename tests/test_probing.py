@@ -14,6 +14,7 @@ import patchword as pw
 from patchword.classifier import Encoder
 from patchword.data.open import find
 from patchword.errors import ConfigError, DataError
+from patchword.inspection import capture
 from patchword.probing import logistic, probe
 from patchword.probing.features import features, kept_at, reading
 from patchword.probing.logistic import PENALTIES, Logistic, logistic_probe, recalled, refitted
@@ -158,7 +159,7 @@ def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatc
     first = features(encoder, source)
     picture = encoder.preprocess.normalise(encoder.pixels(source.name(3))[None])
     with torch.inference_mode():
-        torch.testing.assert_close(first[3:4], encoder.model.pooled(picture))
+        torch.testing.assert_close(first[3:4], encoder.model.embed_images(picture))
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "each", lambda *_: pytest.fail("computed again"))
         assert torch.equal(features(encoder, source), first)
@@ -192,12 +193,12 @@ def test_layers(name: str) -> None:
     model = checkpoint_of(VITS[name]).model()
     images = torch.randn(2, model.config.in_channels, *model.config.image_size)
     with torch.no_grad():
-        tokens = model.features(images, [1])["blocks.1"]
+        tokens = capture.features(model, images, [1])["blocks.1"]
         mean = tokens[:, model.config.num_prefix :].mean(dim=1)
         both = torch.cat([tokens[:, 0], mean], dim=1)
         whole = {"class": tokens[:, 0], "class+average": both}.get(model.config.pooling, mean)
         torch.testing.assert_close(reading(model, 1, images), whole)
-        torch.testing.assert_close(reading(model, None, images), model.pooled(images))
+        torch.testing.assert_close(reading(model, None, images), model.embed_images(images))
 
 
 def test_a_resnet_has_no_layers(photos: Path) -> None:

@@ -34,6 +34,7 @@ from starlette.testclient import TestClient
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.classifier import Classifier
 from patchword.inspection import head_attention
+from patchword.inspection.capture import attention_maps
 from patchword.serve import create_app
 from patchword.serve.batcher import Batcher
 from patchword.serve.limits import Limits
@@ -120,14 +121,15 @@ def test_attention_and_features(server: Server, folder: Path) -> None:
     said = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
     tokens = said["rows"] * said["columns"] + said["prefix"]
     values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens + 1, tokens)
-    weights = classifier.model.attention_maps(images, [2])[2][0, 2].detach().numpy()  # type: ignore[union-attr]
+    weights = attention_maps(classifier.model, images, [2])[2][0, 2].detach().numpy()  # type: ignore[arg-type]
     prefix = said["prefix"]
     expected = weights[:, prefix:] / weights[:, prefix:].max(axis=1, keepdims=True)
     np.testing.assert_allclose(values[:-1, prefix:] / 255, expected, atol=0.01)
     read = head_attention(classifier.model, images)[0, 2, 2].flatten().numpy()  # type: ignore[arg-type]
     np.testing.assert_allclose(values[-1, prefix:] / 255, read / read.max(), atol=0.01)
     features = post(server, "/v1/embed", data).json()["results"][0]["features"]
-    np.testing.assert_allclose(features, classifier.model.pooled(images)[0].detach().numpy(), rtol=1e-3, atol=1e-4)
+    embedding = classifier.model.embed_images(images)[0].detach().numpy()
+    np.testing.assert_allclose(features, embedding, rtol=1e-3, atol=1e-4)
 
 
 def test_the_model_and_the_house(server: Server) -> None:

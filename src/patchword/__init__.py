@@ -29,14 +29,17 @@ _PLACES = {
     "ViT": "models",
     "ViTConfig": "config",
     "Watcher": "training",
+    "attention_maps": "inspection.capture",
     "augmentation": "presets",
     "build": "models",
     "create": "models",
     "evaluate": "evaluation",
+    "features": "inspection.capture",
     "from_arrays": "data.sources",
     "load": "checkpoints",
     "load_recipe": "recipes",
     "open_data": "data.open",
+    "optimize_for_cpu": "models",
     "patchify": "models",
     "preset": "presets",
     "probe": "probing",
@@ -64,14 +67,17 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "Watcher",
+    "attention_maps",
     "augmentation",
     "build",
     "create",
     "evaluate",
+    "features",
     "from_arrays",
     "load",
     "load_recipe",
     "open_data",
+    "optimize_for_cpu",
     "patchify",
     "preset",
     "probe",
@@ -100,7 +106,8 @@ if TYPE_CHECKING:
     from .data.sources import Parts, from_arrays
     from .errors import ConfigError, PatchwordError
     from .evaluation import evaluate
-    from .models import ViT, build, create, patchify, resized, unpatchify
+    from .inspection.capture import attention_maps, features
+    from .models import ViT, build, create, optimize_for_cpu, patchify, resized, unpatchify
     from .preprocess import Preprocess
     from .presets import augmentation, preset
     from .probing import probe

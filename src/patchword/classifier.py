@@ -20,6 +20,7 @@ from .data.ahead import ahead
 from .data.images import load_image, to_mode
 from .engines import Engine, torch_engine
 from .errors import ConfigError, ImageError
+from .models import optimize_for_cpu
 
 # A file, or what reads a picture of a data set in a given mode.
 Readable = str | Path | Callable[..., Image.Image]
@@ -60,7 +61,7 @@ class Encoder:
         if checkpoint.preprocess is None:
             raise ConfigError(f"The model takes {checkpoint.config.in_channels} channels, which pictures do not have.")
         self.checkpoint = checkpoint
-        self.model = checkpoint.model()
+        self.model = optimize_for_cpu(checkpoint.model())
         self.preprocess = checkpoint.preprocess
 
     @classmethod

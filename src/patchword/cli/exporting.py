@@ -145,9 +145,9 @@ def merged_within(
 
 
 def merged_by(config: "ModelConfig", part: float) -> tuple[int, ...]:
-    from ..models.lean import merging
+    from ..models.token_merging import merge_schedule
 
-    merged = merging(config, part) if part else ()
+    merged = merge_schedule(config, part) if part else ()
     if part and not any(merged):
         raise ConfigError(f"--merge {part:g} is less than one patch of this model's in any block.")
     return merged

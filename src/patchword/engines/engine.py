@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint
 from ..errors import ConfigError, how_to_install
-from ..models import Model
-from ..models.lean import lean, merging
+from ..models import Model, optimize_for_cpu
+from ..models.token_merging import merge_schedule, reduce_tokens
 from .files import digest, keep_file, read_file
 from .packed import Packed
 
@@ -97,7 +97,8 @@ def open_torch(checkpoint: Checkpoint, merged: Merged) -> Engine:
 
 def torch_engine(checkpoint: Checkpoint, whole: Model, merged: Merged = ()) -> Engine:
     """PyTorch, for a model that was built already."""
-    preprocess, temperature, model = checkpoint.preprocess, checkpoint.temperature, lean(whole, merged)
+    preprocess, temperature = checkpoint.preprocess, checkpoint.temperature
+    model = reduce_tokens(optimize_for_cpu(whole), merged)
     assert preprocess is not None
 
     def run(pixels: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ def make_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> by
 
 
 def make_merged(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
-    return make_int8(checkpoint, calibration, merged or merging(checkpoint.config, MERGED))
+    return make_int8(checkpoint, calibration, merged or merge_schedule(checkpoint.config, MERGED))
 
 
 def make_static(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:

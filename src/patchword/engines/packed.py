@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint
 from ..errors import ConfigError
-from ..models.lean import lean
+from ..models import optimize_for_cpu
+from ..models.token_merging import reduce_tokens
 from ..preprocess import Preprocess
 
 
@@ -29,7 +30,7 @@ class Packed(nn.Module):
             raise ConfigError(f"The model takes {checkpoint.config.in_channels} channels, which pictures do not have.")
         self.preprocess, self.temperature = checkpoint.preprocess, checkpoint.temperature
         self.several, self.whole = checkpoint.several, whole
-        self.model = lean(checkpoint.model().requires_grad_(False), merged)
+        self.model = reduce_tokens(optimize_for_cpu(checkpoint.model().requires_grad_(False)), merged)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.preprocess.mean, self.preprocess.std))
         self.register_buffer("mean", 255 * mean, persistent=False)
         self.register_buffer("std", 255 * std, persistent=False)

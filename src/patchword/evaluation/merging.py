@@ -6,7 +6,7 @@ from ..classifier import BATCH_SIZE, Classifier
 from ..config import ViTConfig
 from ..engines import torch_engine
 from ..errors import ConfigError
-from ..models.lean import LeanViT, merging
+from ..models.token_merging import TokenMergingViT, merge_schedule
 from .measure import Labelled, graded
 from .metrics import Tally
 from .proof import ROUNDING
@@ -25,12 +25,13 @@ def choose_merging(
     config = classifier.checkpoint.config
     if not isinstance(config, ViTConfig) or classifier.checkpoint.several:
         raise ConfigError("How many patches to merge is chosen for ViTs that give one class for each picture.")
-    LeanViT(classifier.model, merging(config, MOST / 100))  # what cannot be merged is told before anything is measured
+    # A model whose tokens cannot be merged is refused before anything is measured.
+    TokenMergingViT(classifier.model, merge_schedule(config, MOST / 100))
     whole = accuracy(classifier, pictures, on_progress)
     good, bad = 0, MOST + 1
     while bad - good > 1:
         middle = (good + bad) // 2
-        merged = merging(config, middle / 100)
+        merged = merge_schedule(config, middle / 100)
         fewer = Classifier(classifier.checkpoint, torch_engine(classifier.checkpoint, classifier.model, merged))
         if whole - accuracy(fewer, pictures, on_progress) <= drop + ROUNDING:
             good = middle

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..config import Size
 from ..errors import ConfigError
 from ..models import ViT
-from ..models.positions import coordinates
-from .watch import each_map
+from ..models.pos_embed import coordinates
+from .capture import reduce_maps
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Reach:
 def attention_reach(model: ViT, batches: Iterable[Tensor]) -> Reach:
     """Distance weighted by attention, from patch to patch: prefix tokens are left out and the rest sums to one again.
 
-    `batches` are normalised images (B, C, H, W). Memory does not grow with the number of images (see watch.py).
+    `batches` are normalised images (B, C, H, W). Memory does not grow with the number of images (see capture.py).
     """
     config = model.config
     distances = patch_distances(config.grid, config.stride)
@@ -49,7 +49,7 @@ def attention_reach(model: ViT, batches: Iterable[Tensor]) -> Reach:
         sums[1, layer, heads] += mean_entropy(between).double().sum(dim=0).cpu()
 
     for images in batches:
-        each_map(model, images, reduce)
+        reduce_maps(model, images, reduce)
         count += len(images)
     if not count:
         raise ConfigError("There are no images to follow attention in; was the iterator used up before?")

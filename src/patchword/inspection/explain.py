@@ -10,9 +10,9 @@ from ..config import ModelConfig, ViTConfig
 from ..errors import ConfigError
 from ..models import ViT
 from ..models.resnet import FeatureMap
+from .capture import COPIES, MAP_BYTES
 from .looking import head_attention, rollout
 from .relevance import gradcam, relevance, token_gradients
-from .watch import COPIES, MEMORY
 
 Method = Literal["relevance", "tokens", "gradcam", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -73,9 +73,9 @@ def one_pass(model: ViT | FeatureMap, images: Tensor, classes: Tensor, method: M
 
 
 def images_at_once(model: ViT | FeatureMap) -> int:
-    """So many that all maps of a pass, with their gradients, stay within four times `MEMORY`; one at least."""
+    """So many that all maps of a pass, with their gradients, stay within four times `MAP_BYTES`; one at least."""
     if not isinstance(model, ViT):
         return 8
     config = model.config
     tokens = config.num_prefix + config.num_patches
-    return int(min(16, max(1, 4 * MEMORY // (COPIES * 4 * config.depth * config.num_heads * tokens**2))))
+    return int(min(16, max(1, 4 * MAP_BYTES // (COPIES * 4 * config.depth * config.num_heads * tokens**2))))

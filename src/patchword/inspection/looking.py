@@ -13,7 +13,8 @@ from ..config import ViTConfig
 from ..config.model import Pooling
 from ..errors import ConfigError
 from ..models import ViT
-from .watch import Watch, attention_weights, mask_of, pieces
+from ..models.attention import attention_weights
+from .capture import bias_of, map_chunks, observed_attention
 
 Fusion = Literal["mean", "max", "min"]
 
@@ -57,19 +58,19 @@ def head_attention(model: ViT, images: Tensor) -> Tensor:
     rule = readers(model) if config.pooling != "attention" else readers_of("average", config)
     reading = rule.nonzero()[:, 0].to(images.device)  # only the rows that are read are computed
 
-    def see(number: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-        if number == config.depth:
-            rows.append(attention_weights(q, k, mask)[:, :, 0])
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
+        if layer == config.depth:
+            rows.append(attention_weights(q, k, bias)[:, :, 0])
             return
         found = torch.empty(*q.shape[:2], q.shape[2], device=q.device)
-        for some, heads in pieces(len(q), q.shape[1], q.shape[2]):
-            own = mask_of(mask, heads)
+        for some, heads in map_chunks(len(q), q.shape[1], q.shape[2]):
+            own = bias_of(bias, heads)
             chosen = None if own is None else own[..., reading, :]
             weights = attention_weights(q[some, heads][:, :, reading], k[some, heads], chosen)
             found[some, heads] = torch.einsum("n,bhnm->bhm", rule[rule > 0].to(weights), weights)
         rows.append(found[..., config.num_prefix :])
 
-    with Watch(see):
+    with observed_attention(model, observe):
         model(images)
     return torch.stack(rows, dim=1).unflatten(-1, config.grid)
 
@@ -90,14 +91,14 @@ def rollout(model: ViT, images: Tensor, fusion: Fusion = "mean", discard: float 
     found: list[Tensor] = []
     pools: list[Tensor] = []
 
-    def see(number: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-        weights = attention_weights(q, k, mask)
-        if number < len(model.blocks):
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
+        weights = attention_weights(q, k, bias)
+        if layer < len(model.blocks):
             found.append(fused(weights, fusion))
         else:
             pools.append(fused(weights, fusion)[:, 0])
 
-    with Watch(see):
+    with observed_attention(model, observe):
         model(images)
     rolled = roll(found, discard)
     return read_rows(model, rolled, pools[0] if pools else None).unflatten(-1, model.config.grid)

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from ..models import ViT
 from ..models.resnet import FeatureMap
+from .capture import forward_hooks, forward_with_maps
 from .looking import read_rows, readers
-from .watch import open_pass
 
 
 def relevance(model: ViT, images: Tensor, classes: Tensor) -> Tensor:
     """(B, h, w), none negative."""
     with torch.enable_grad():
-        logits, maps = open_pass(model, images.detach().clone().requires_grad_())
+        logits, maps = forward_with_maps(model, images.detach().clone().requires_grad_())
         gradients = torch.autograd.grad(chosen(logits, classes), maps)
     parts = [(g * m.detach()).clamp_min(0).mean(dim=1) for g, m in zip(gradients, maps, strict=True)]
     pool = parts.pop()[:, 0] if len(parts) > len(model.blocks) else None
@@ -66,14 +66,11 @@ def tokens_before_last(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens that enter the last block, and logits. After that block a class token has read all it will ever read."""
     kept: list[Tensor] = []
 
-    def keep(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def keep(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         kept.append(inputs[0])
 
-    hook = model.blocks[-1].register_forward_pre_hook(keep)
-    try:
+    with forward_hooks(model, {f"blocks.{len(model.blocks) - 1}": keep}):
         logits = model(images)
-    finally:
-        hook.remove()
     return kept[0], logits
 
 

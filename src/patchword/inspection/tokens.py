@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from ..models import ViT
+from ..models.layers import layer_indices
+from .capture import features
 
 
 @torch.inference_mode()
@@ -13,7 +15,7 @@ def token_norms(model: ViT, image: Tensor) -> np.ndarray:
 
     A few tokens many times as long as their neighbours are the artefacts that registers cure.
     """
-    found = model.features(image[None])
+    found = features(model, image[None])
     k, grid = model.config.num_prefix, model.config.grid
     stages = [found["positions"], *(found[f"blocks.{i}"] for i in range(len(model.blocks)))]
     return np.stack([stage[0, k:].norm(dim=-1).unflatten(0, grid).cpu().numpy() for stage in stages])
@@ -27,8 +29,8 @@ def outlier_share(norms: np.ndarray, times: float = 3.0) -> float:
 @torch.inference_mode()
 def patch_tokens(model: ViT, images: Tensor, layer: int = -1) -> Tensor:
     """The patch tokens that leave a block: (B, h, w, D)."""
-    (index,) = model.layer_indices([layer])
-    found = model.features(images, [index])[f"blocks.{index}"]
+    (index,) = layer_indices(len(model.blocks), [layer])
+    found = features(model, images, [index])[f"blocks.{index}"]
     return found[:, model.config.num_prefix :].unflatten(1, model.config.grid)
 
 

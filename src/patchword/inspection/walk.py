@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models import ViT
+from .capture import features
 from .looking import head_attention
 from .tokens import principal_colours
 
@@ -30,7 +31,7 @@ class Walk:
 @torch.inference_mode()
 def walk_through(model: ViT, pixels: np.ndarray, image: Tensor) -> Walk:
     """`pixels` uint8 (H, W, C) and the same image normalised (C, H, W)."""
-    found = model.features(image[None])
+    found = features(model, image[None])
     config = model.config
     k, grid = config.num_prefix, config.grid
     blocks = [found[f"blocks.{i}"][0, k:].float().cpu().numpy() for i in range(config.depth)]

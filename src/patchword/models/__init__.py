@@ -1,4 +1,7 @@
-"""The models: ViT and its hybrids (vit.py), ResNets (resnet.py), and weights fitted to new shapes (adapt.py)."""
+"""The models: ViT and its hybrids (vit.py), DeiT's (distilled.py), ResNets (resnet.py).
+
+And weights adapted to new shapes (adapt.py), and computed faster on a CPU (cpu.py).
+"""
 
 from typing import Any
 
@@ -8,11 +11,14 @@ from torch import Tensor
 from ..config import ModelConfig, ViTConfig
 from ..presets import preset
 from .adapt import adapt_state, changed_config
+from .cpu import optimize_for_cpu
+from .distilled import DistilledViT
 from .patches import patchify, unpatchify
 from .resnet import ResNet, SmallResNet
 from .vit import ViT
 
 __all__ = [
+    "DistilledViT",
     "ResNet",
     "SmallResNet",
     "ViT",
@@ -20,6 +26,7 @@ __all__ = [
     "build",
     "changed_config",
     "create",
+    "optimize_for_cpu",
     "patchify",
     "resized",
     "tensor_shapes",
@@ -32,7 +39,7 @@ Model = ViT | ResNet | SmallResNet
 def build(config: ModelConfig) -> Model:
     """A model with fresh random weights; `create` does it by name."""
     if isinstance(config, ViTConfig):
-        return ViT(config)
+        return DistilledViT(config) if config.distillation else ViT(config)
     return ResNet(config) if config.kind == "bit" else SmallResNet(config)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..config import ModelConfig, ViTConfig
 from ..errors import ConfigError
-from .positions import resample_grid, resample_line
+from .pos_embed import resample_grid, resample_line
 
 State = dict[str, Tensor]
 

@@ -1,7 +1,8 @@
-"""Images cut into patches, and back: the only 2-D structure a plain ViT is given, besides its positions."""
+"""Images to patches and back: the only 2-D structure a plain ViT is given, besides its position embeddings."""
 
 from torch import Tensor
 
+from ..config import Size, ViTConfig
 from ..errors import ConfigError
 
 
@@ -23,3 +24,32 @@ def unpatchify(patches: Tensor, patch_size: tuple[int, int], grid: tuple[int, in
         raise ConfigError(f"{n} patches of {d} numbers are not a {rows}x{columns} grid of {ph}x{pw} patches.")
     x = patches.reshape(b, rows, columns, d // (ph * pw), ph, pw)
     return x.permute(0, 3, 1, 4, 2, 5).reshape(b, d // (ph * pw), rows * ph, columns * pw)
+
+
+def patch_grid(images: Tensor, config: ViTConfig) -> Size:
+    """Rows and columns of patches; of images that are flattened patches already, the model's own."""
+    if images.ndim == 3:
+        return config.grid
+    (h, w), stride = images.shape[-2:], config.stride
+    return h // stride[0], w // stride[1]
+
+
+def check_images(images: Tensor, config: ViTConfig, *, smaller: bool = False) -> None:
+    """Raises a ConfigError unless `images` have the model's shape, or a smaller one where that is allowed."""
+    expected = (config.in_channels, *config.image_size)
+    if tuple(images.shape[1:]) == expected or smaller and fits_inside(images, config):
+        return
+    field = "image_size" if images.ndim == 4 and images.shape[1] == expected[0] else "in_channels"
+    shape = ", ".join(map(str, expected))
+    raise ConfigError(
+        f"The model takes images of shape (batch, channels, height, width) = (B, {shape}), "
+        f"not {tuple(images.shape)}. To adapt its weights, load it with another {field}."
+    )
+
+
+def fits_inside(images: Tensor, config: ViTConfig) -> bool:
+    """Whether training may use images of this smaller size: position embeddings are interpolated to it."""
+    if images.ndim != 4 or images.shape[1] != config.in_channels or not config.resizable:
+        return False
+    sides = zip(images.shape[-2:], config.image_size, config.stride, strict=True)
+    return all(n <= own and n % stride == 0 for n, own, stride in sides)

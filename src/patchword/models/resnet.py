@@ -123,9 +123,9 @@ class FeatureMap(nn.Module):
     head: nn.Module
 
     def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
-        return self.head(self.pooled(images))
+        return self.head(self.embed_images(images))
 
-    def pooled(self, images: Tensor) -> Tensor:
+    def embed_images(self, images: Tensor) -> Tensor:
         """The image representation that the head reads: (B, C')."""
         return self.feature_map(images).mean(dim=(2, 3))
 

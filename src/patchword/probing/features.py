@@ -16,6 +16,7 @@ from ..data.cache import cache_folder, tell, writing
 from ..data.sources import ArraySource, FileSource, Source, fingerprint
 from ..errors import ConfigError, DataError, ImageError
 from ..models import Model, ViT
+from ..models.layers import layer_indices
 
 
 def features(
@@ -46,11 +47,11 @@ def features(
 def reading(model: Model, layer: int | None, images: Tensor) -> Tensor:
     """(B, D)."""
     if layer is None:
-        return model.pooled(images)
+        return model.embed_images(images)
     if not isinstance(model, ViT):
         raise ConfigError("Only a ViT has blocks to choose a layer from; leave out --layer.")
-    (last,) = model.layer_indices([layer])
-    tokens = model.embed(images)
+    (last,) = layer_indices(len(model.blocks), [layer])
+    tokens = model.embed_patches(images)
     for block in model.blocks[: last + 1]:
         tokens = block(tokens)
     mean = tokens[:, model.config.num_prefix :].mean(dim=1)

@@ -24,6 +24,7 @@ import torch
 from ..checkpoints import Checkpoint
 from ..classifier import Classifier
 from ..engines.engine import Prepared
+from ..inspection.capture import attention_maps
 from ..inspection.explain import explain
 from ..inspection.looking import readers_of
 from ..models import ViT
@@ -177,7 +178,7 @@ def predict(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
 def embed(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
     """What the head reads, (B, D)."""
     with torch.inference_mode():
-        return classifier.model.pooled(classifier.preprocess.normalise(pixels)).numpy()
+        return classifier.model.embed_images(classifier.preprocess.normalise(pixels)).numpy()
 
 
 def heat(classifier: Classifier, pixels: torch.Tensor, label: int, method: Any) -> np.ndarray:
@@ -199,7 +200,7 @@ def attention(classifier: Classifier, pixels: torch.Tensor, layer: int, head: in
     found = []
     with torch.inference_mode():
         for image in classifier.preprocess.normalise(pixels):
-            weights = model.attention_maps(image[None], [layer])[layer][0]
+            weights = attention_maps(model, image[None], [layer])[layer][0]
             chosen = weights.mean(dim=0) if head is None else weights[head]
             rows = torch.cat([chosen, (rule.to(chosen) @ chosen)[None]])
             largest = rows[:, prefix:].amax(dim=-1, keepdim=True).clamp_min(1e-12)

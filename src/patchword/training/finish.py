@@ -13,6 +13,7 @@ from ..data.doctor import machine_facts
 from ..data.loader import Loader
 from ..evaluation.classes import MOST_CONFUSED, class_figures, confusion_matrix
 from ..evaluation.metrics import average_precision
+from ..models import optimize_for_cpu
 from ..report import Mistake, Report, write_report
 from .folder import publish
 from .state import read_checkpoint_folder
@@ -33,7 +34,7 @@ def finish(run: "Run") -> Outcome | None:
     best = best_model(run)
     figures = {"val": {k: v for k, v in run.best.items() if k not in ("kind", "step", "epoch")}}
     part, loader = ("val", run.trainer.val) if run.trainer.test is None else ("test", run.trainer.test)
-    model = best.model().to(run.world.device)
+    model = optimize_for_cpu(best.model()).to(run.world.device)
     answers = ask(model, loader, flip=run.config.flip_test, world=run.world)
     temperature = run.best.get("temperature", 1.0)
     if part == "test":

@@ -21,6 +21,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.files import atomic_output, read_json, sha256, write_json, write_tensors
 from ..checkpoints.folder import DESCRIPTION, WEIGHTS, describe, read_folder
 from ..config.train import Precision
+from ..models import optimize_for_cpu
 from .objective import Objective
 from .precision import autocast
 
@@ -87,7 +88,7 @@ def diagnose(
     # Laid out in memory as if read from a file: a convolution's last bits depend on that.
     batch = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in batch.items()}
     found: list[Place] = []
-    model = copy.deepcopy(model).train()  # a batch norm's statistics change in the forward pass
+    model = optimize_for_cpu(copy.deepcopy(model)).train()  # a batch norm's statistics change in the forward pass
     torch.manual_seed(seed)
     with watched(model, found), autocast(precision, batch["images"].device):
         loss, _ = objective(model, **batch)

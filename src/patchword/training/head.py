@@ -65,7 +65,7 @@ def features(
 
     def read(batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), autocast(precision, torch.device("cpu")):
-            return model.pooled(batch.images).double(), batch.targets
+            return model.embed_images(batch.images).double(), batch.targets
 
     found, begin = [], time.monotonic()
     model.eval()

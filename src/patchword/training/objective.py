@@ -11,6 +11,7 @@ from ..checkpoints import read_checkpoint
 from ..config import Config, DistillConfig, ViTConfig
 from ..data.folders import match_classes
 from ..errors import ConfigError, DataError
+from ..models import optimize_for_cpu
 from ..preprocess import Preprocess
 
 
@@ -97,7 +98,7 @@ class Teacher:
     def __init__(self, config: DistillConfig, labels: tuple[str, ...], preprocess: Preprocess) -> None:
         assert config.teacher is not None
         checkpoint = read_checkpoint(config.teacher)
-        self.model = checkpoint.model().requires_grad_(False)
+        self.model = optimize_for_cpu(checkpoint.model()).requires_grad_(False)
         self.order = label_order(config.teacher, checkpoint.labels, checkpoint.config.num_classes, labels)
         self.size = checkpoint.config.image_size
         self.mean, self.std = retouch(preprocess, checkpoint.preprocess)

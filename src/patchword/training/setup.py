@@ -12,7 +12,7 @@ from ..config.model import REGULARISERS
 from ..data.sources import ArraySource, Parts
 from ..data.statistics import channel_statistics
 from ..errors import ConfigError
-from ..models import Model, build
+from ..models import Model, build, optimize_for_cpu
 from ..preprocess import Preprocess
 from ..probing.logistic import Logistic
 from .lora import add_lora
@@ -40,6 +40,7 @@ def make_start(config: Config, parts: Parts) -> Start:
     torch.manual_seed(config.seed)
     start = from_weights(config, parts) if config.init else from_scratch(config, parts)
     freeze(start.model, config)
+    optimize_for_cpu(start.model)
     return start
 
 

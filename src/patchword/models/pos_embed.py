@@ -1,6 +1,6 @@
-"""How tokens know where they are: learned 1-D (the paper), learned 2-D, relative, sin-cos, rotary, none.
+"""Position embeddings: learned 1-D (the paper), learned 2-D, sin-cos, rotary, none. Relative ones: attention.py.
 
-And the one place where positions are resized to another grid, in the mode of whichever project made the weights.
+And the one place where they are interpolated to another grid, in the mode of whichever project made the weights.
 """
 
 import torch
@@ -10,22 +10,28 @@ from torch.nn import functional as F
 from ..config import Resample, Size, ViTConfig
 
 
-class Positions(nn.Module):
-    """Puts the prefix tokens in front of the patches and adds positions to both. Here: no positions at all."""
+class PosEmbed(nn.Module):
+    """Puts the prefix tokens in front of the patches and adds position embeddings to both. The base class has none."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.num_positioned, self.grid, self.mode = config.num_positioned, config.grid, config.position_resample
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
-        """Positions of the leading prefix tokens (1, k, D) and of the patches (1, N, D)."""
+        """Position embeddings of the leading prefix tokens (1, k, D) and of the patches (1, N, D)."""
         return None, None
 
     def forward(self, patches: Tensor, prefix: Tensor | None, grid: Size, keep: Tensor | None = None) -> Tensor:
+        """Patches (B, N, D) and prefix tokens (B, k, D) to all tokens (B, k + N, D).
+
+        Args:
+            grid: rows and columns of the patches, to which the embeddings are interpolated.
+            keep: (B, kept) patches that patch dropout leaves. It comes after positions, so they keep theirs.
+        """
         for_prefix, for_patches = self.tables()
         if for_patches is not None:
             patches = patches + resample_grid(for_patches[0], self.grid, grid, self.mode)
-        if keep is not None:  # (B, kept): patch dropout comes after positions, so what stays knows where it was
+        if keep is not None:
             patches = patches.gather(1, keep[..., None].expand(-1, -1, patches.shape[-1]))
         if prefix is None:
             return patches
@@ -35,18 +41,19 @@ class Positions(nn.Module):
         return torch.cat([prefix, patches], dim=1)
 
 
-class Learned(Positions):
-    """One learned vector for each place in the sequence."""
+class LearnedPosEmbed(PosEmbed):
+    """The paper's: one learned vector for each place in the sequence."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         self.table = nn.Parameter(torch.zeros(1, self.num_positioned + config.num_patches, config.embed_dim))
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        """See `PosEmbed.tables`."""
         return self.table[:, : self.num_positioned], self.table[:, self.num_positioned :]
 
 
-class Learned2D(Positions):
+class Learned2DPosEmbed(PosEmbed):
     """A learned half-vector for each row and one for each column, side by side."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -57,13 +64,14 @@ class Learned2D(Positions):
         self.prefix_table = nn.Parameter(torch.zeros(1, self.num_positioned, config.embed_dim))
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        """See `PosEmbed.tables`."""
         h, w = len(self.rows), len(self.columns)
         rows, columns = self.rows[:, None].expand(h, w, -1), self.columns[None].expand(h, w, -1)
         return self.prefix_table, torch.cat([rows, columns], dim=-1).flatten(0, 1)[None]
 
 
-class SinCos(Positions):
-    """Fixed sine and cosine of column and row, as MoCo v3, big_vision and SimpleViT have it."""
+class SinCosPosEmbed(PosEmbed):
+    """Fixed sine and cosine of column and row, as in MoCo v3, big_vision and SimpleViT."""
 
     table: Tensor
 
@@ -72,6 +80,7 @@ class SinCos(Positions):
         self.register_buffer("table", sincos_2d(config.grid, config.embed_dim)[None], persistent=False)
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        """See `PosEmbed.tables`."""
         return None, self.table
 
 
@@ -91,9 +100,9 @@ def coordinates(grid: Size) -> tuple[Tensor, Tensor]:
 
 
 class Rotary(nn.Module):
-    """Turns queries and keys by angles that grow with row and column, so that products depend on offsets only.
+    """Rotates queries and keys by angles that grow with row and column, so that scores depend on offsets only.
 
-    Half of a head's pairs turn with the row, half with the column; prefix tokens are not turned.
+    Half of a head's pairs rotate with the row, half with the column; prefix tokens are not rotated.
     """
 
     cos: Tensor
@@ -110,15 +119,17 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, N, d)
+        """The rotated heads."""
         prefix, patches = x[:, :, : self.num_prefix], x[:, :, self.num_prefix :]
         a, b = patches.chunk(2, dim=-1)
-        turned = torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], dim=-1)
-        return torch.cat([prefix, turned], dim=2)
+        rotated = torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], dim=-1)
+        return torch.cat([prefix, rotated], dim=2)
 
 
-def make_positions(config: ViTConfig) -> Positions:
-    kinds = {"learned": Learned, "learned_2d": Learned2D, "sincos": SinCos}
-    return kinds.get(config.positions, Positions)(config)
+def make_pos_embed(config: ViTConfig) -> PosEmbed:
+    """The position embedding that the config names; relative and rotary positions act inside attention instead."""
+    kinds = {"learned": LearnedPosEmbed, "learned_2d": Learned2DPosEmbed, "sincos": SinCosPosEmbed}
+    return kinds.get(config.positions, PosEmbed)(config)
 
 
 def resample_grid(table: Tensor, old: Size, new: Size, mode: Resample) -> Tensor:

@@ -1,0 +1,155 @@
+"""Multi-head self-attention, and what may be added to its scores: relative positions, and axial or local masks.
+
+Shapes: B images, N tokens (prefix tokens, then patches), D embed_dim, H heads, d width of a head. In the paper nothing
+is added: read `Attention` and `NoBias`, and stop there.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import Size, ViTConfig
+from .pos_embed import Rotary, coordinates
+
+NEIGHBORS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
+LOCAL_INIT_CLAMP = 8  # squared distance in patches beyond which all patches start with the same bias
+
+
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias), whose rows sum to one: (..., N, d), (..., M, d) -> (..., N, M).
+
+    The model itself uses a fused kernel that never holds this matrix.
+    """
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT
+    return (scores if bias is None else scores + bias).softmax(dim=-1)
+
+
+class ScaledDotProductAttention(nn.Module):
+    """softmax(q k^T / sqrt(d) + bias) v, fused. A module, so that a hook on it sees q, k, v and bias of every pass."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(B, H, N, d), twice (B, H, M, d) and what broadcasts to (B, H, N, M), to (B, H, N, d)."""
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (MSA); queries, keys and values come from one matrix."""
+
+    def __init__(self, config: ViTConfig, layer: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.attention_dim
+        inner_dim = self.num_heads * self.head_dim
+        norm = partial(nn.LayerNorm, self.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity
+        self.qkv = nn.Linear(config.embed_dim, 3 * inner_dim, bias=config.qkv_bias)
+        self.q_norm, self.k_norm = norm(), norm()
+        self.rotary = Rotary(config) if config.positions == "rotary" else nn.Identity()
+        self.bias = make_bias(config, layer)
+        self.attend = ScaledDotProductAttention(config.dropout)
+        self.out = nn.Linear(inner_dim, config.embed_dim, bias=config.out_bias)
+
+    def forward(self, x: Tensor, grid: Size | None = None) -> Tensor:  # (B, N, D) -> (B, N, D)
+        """Mixes the tokens; `grid` is rows and columns of patches, where they are not the model's own."""
+        q, k, v = self.project(x)  # (B, H, N, d) each
+        x = self.attend(q, k, v, self.bias(grid))  # (B, H, N, d)
+        return self.out(x.transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every head: (B, N, D) -> (B, H, N, d) each."""
+        b, n, _ = x.shape
+        q, k, v = (t.view(b, n, self.num_heads, self.head_dim).transpose(1, 2) for t in self.split_qkv(x))
+        return self.rotary(self.q_norm(q)), self.rotary(self.k_norm(k)), v
+
+    def split_qkv(self, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values of all heads together, (B, N, H*d) each."""
+        return self.qkv(x).chunk(3, dim=-1)
+
+
+def make_bias(config: ViTConfig, layer: int) -> nn.Module:
+    """What the attention of a layer adds to its scores: nothing, unless the config asks for it."""
+    plain = config.attention == "global" and config.positions != "relative"
+    return NoBias() if plain else AttentionBias(config, layer)
+
+
+class NoBias(nn.Module):
+    """The paper's attention: every token attends to every token, and scores stay as they are."""
+
+    def forward(self, grid: Size | None = None) -> Tensor | None:
+        """None: there is nothing to add."""
+        return None
+
+
+class AttentionBias(nn.Module):
+    """An additive (H or 1, N, N) bias: minus infinity where attention is masked, plus a learned relative position.
+
+    Prefix tokens attend to everything and everything attends to them, whatever the mask.
+    """
+
+    mask: Tensor
+    offsets: Tensor
+
+    def __init__(self, config: ViTConfig, layer: int) -> None:
+        super().__init__()
+        self.num_prefix, self.grid = config.num_prefix, config.grid
+        self.heads = range(layer * config.num_heads, (layer + 1) * config.num_heads)  # counted through all layers
+        visible = attention_mask(config, layer)
+        mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+        self.register_buffer("mask", mask, persistent=False)
+        self.relative = None
+        if config.positions == "relative":
+            h, w = self.grid
+            self.relative = nn.Parameter(torch.zeros(config.num_heads, 2 * h - 1, 2 * w - 1))
+            self.register_buffer("offsets", relative_offsets(self.grid), persistent=False)
+
+    def forward(self, grid: Size | None = None) -> Tensor:
+        """For the model's own grid, or a smaller one, whose patches are those of its top left corner."""
+        k, mask = self.num_prefix, self.mask
+        patches: Tensor | slice = slice(None)
+        if grid is not None and grid != self.grid:
+            corner = torch.arange(self.grid[0] * self.grid[1]).view(self.grid)[: grid[0], : grid[1]].flatten()
+            tokens = torch.cat([torch.arange(k), k + corner])
+            mask, patches = mask[tokens][:, tokens], corner
+        if self.relative is None:
+            return mask
+        between_patches = self.relative.flatten(1)[:, self.offsets[patches][:, patches]]  # (H, N, N)
+        return mask + F.pad(between_patches, (k, 0, k, 0))
+
+    def local_init(self, sharpness: float) -> Tensor:
+        """Initial relative positions (H, 2h-1, 2w-1): each head attends to itself or to one of its eight neighbors.
+
+        Together the heads then compute a 3x3 convolution until they learn something else (ConViT, d'Ascoli et al.,
+        2021). They take turns, so that the layers together cover all directions. Patches far away keep a little
+        weight, without which no gradient would ever reach them.
+        """
+        y, x = (torch.arange(1.0 - n, n) for n in self.grid)  # offsets of rows and columns
+        centers = [NEIGHBORS[head % len(NEIGHBORS)] for head in self.heads]
+        squares = torch.stack([(y[:, None] - dy) ** 2 + (x[None] - dx) ** 2 for dy, dx in centers])
+        return -sharpness * squares.clamp(max=LOCAL_INIT_CLAMP)
+
+
+def relative_offsets(grid: Size) -> Tensor:
+    """For each pair of patches the index of its (row, column) offset in the flattened table of offsets: (N, N)."""
+    h, w = grid
+    y, x = (g.flatten().long() for g in coordinates(grid))
+    return (y[:, None] - y[None] + h - 1) * (2 * w - 1) + (x[:, None] - x[None] + w - 1)
+
+
+def attention_mask(config: ViTConfig, layer: int) -> Tensor:
+    """True where a token (row) may attend to another (column): (N, N) with prefix tokens."""
+    y, x = (g.flatten().long() for g in coordinates(config.grid))
+    dy, dx = (y[:, None] - y[None]).abs(), (x[:, None] - x[None]).abs()
+    if config.attention == "axial":  # rows in even layers, columns in odd ones
+        patches = (dy == 0) if layer % 2 == 0 else (dx == 0)
+    elif config.attention == "local":
+        patches = (dy <= config.window // 2) & (dx <= config.window // 2)
+    else:
+        patches = torch.ones_like(dy, dtype=torch.bool)
+    k = config.num_prefix
+    return F.pad(patches, (k, 0, k, 0), value=True)

@@ -1,0 +1,51 @@
+"""Initial weights of a ViT, as in the paper's code."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .attention import Attention, AttentionBias
+
+if TYPE_CHECKING:
+    from .vit import ViT
+
+
+@torch.no_grad()
+def init_weights(model: "ViT") -> None:
+    """Xavier for the blocks, LeCun for the patches, N(0, 0.02) for positions, zero for the head and the class token.
+
+    The order in which random numbers are drawn is part of the result: a seed must keep giving the same model.
+    """
+    if model.patch_embed.proj.weight.is_meta:
+        return  # only names and shapes are wanted; random numbers on that device cost seconds of imports
+    for name, parameter in model.named_parameters():
+        if name.startswith(("positions.", "registers")) or name.endswith(".relative"):
+            nn.init.normal_(parameter, std=0.02)
+        elif name == "pool.probe":
+            nn.init.normal_(parameter, std=model.config.embed_dim**-0.5)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.normal_(module.bias, std=1e-6)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            init_qkv(module.qkv)
+        elif isinstance(module, AttentionBias) and module.relative is not None and model.config.local_start:
+            module.relative.copy_(module.local_init(model.config.local_start))
+    projection = model.patch_embed.proj
+    nn.init.trunc_normal_(projection.weight, std=projection.in_features**-0.5)
+    nn.init.zeros_(projection.bias)
+    for name, module in model.named_children():
+        if name.startswith("head") and isinstance(module, nn.Linear):
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+def init_qkv(qkv: nn.Linear) -> None:
+    """Three maps in one matrix: each has its own fan-out."""
+    for weight in qkv.weight.chunk(3):
+        nn.init.xavier_uniform_(weight)
+    if qkv.bias is not None:
+        nn.init.zeros_(qkv.bias)

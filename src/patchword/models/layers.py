@@ -1,0 +1,72 @@
+"""Small layers that training, or a relative of ViT, puts around the paper's: dropouts, LayerScale, SwiGLU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import ViTConfig
+from ..errors import ConfigError
+
+
+class Branch(nn.Module):
+    """What a residual branch passes before it is added: dropout, LayerScale, drop path. The identity by default."""
+
+    def __init__(self, config: ViTConfig, layer: int) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(config.dropout)
+        self.drop_path = config.drop_path * layer / max(1, config.depth - 1)  # deeper blocks are dropped more often
+        scale = config.layer_scale
+        self.gamma = None if scale is None else nn.Parameter(torch.full((config.embed_dim,), scale))
+
+    def forward(self, branch: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        """LayerScale: Touvron et al., 2021. Drop path, which drops a whole branch of an image: Huang et al., 2016."""
+        branch = self.drop(branch)
+        if self.gamma is not None:
+            branch = branch * self.gamma
+        if self.training and self.drop_path > 0:
+            keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.drop_path
+            branch = branch * keep / (1 - self.drop_path)
+        return branch
+
+
+class SwiGLU(nn.Module):
+    """The MLP of Shazeer (2020), as DINOv2's giant has it: the first layer holds gate and value."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim)
+        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        """fc2(silu(gate) * value)."""
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(self.drop(F.silu(gate) * value))
+
+
+def patch_dropout_indices(patches: Tensor, rate: float) -> Tensor:
+    """For each image a random subset of its patches (B, N, D), in order: (B, kept). FLIP, Li et al., 2023."""
+    b, n, _ = patches.shape
+    kept = max(1, round(n * (1 - rate)))
+    return torch.rand(b, n, device=patches.device).topk(kept, dim=1).indices.sort(dim=1).values
+
+
+def layer_indices(depth: int, layers: Sequence[int] | None) -> list[int]:
+    """`layers`, of which negative ones count from the end, as numbers from 0; None means all of them."""
+    wrong = [i for i in layers or () if i not in range(-depth, depth)]
+    if wrong:
+        raise ConfigError(f"The model has {depth} layers, 0 to {depth - 1}; there is no layer {wrong[0]}.")
+    return list(range(depth)) if layers is None else [i % depth for i in layers]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling `module` runs more than its class's `forward`: then no shortcut may go around the call."""
+    own = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return bool(own) or nn.modules.module._has_any_global_hook()
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether a product with the module's weights is all that calling it would do."""
+    return type(module) is nn.Linear and not has_hooks(module)
