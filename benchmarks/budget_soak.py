@@ -43,7 +43,9 @@ KINDS = {"quiet": "", "throttled": "", "killed": "", "slow evaluation": SLOW_EVA
 
 def command(kind: str, *words: str) -> subprocess.Popen:
     """`patchword WORDS`, with what makes it slow."""
-    code = f"import time, patchword.cli.training\n{KINDS[kind]}\nfrom patchword.cli import main; main()"
+    code = (
+        f"import time, patchword.cli.commands.train_command\n{KINDS[kind]}\nfrom patchword.cli.main import main; main()"
+    )
     return subprocess.Popen([sys.executable, "-c", code, *words])
 
 

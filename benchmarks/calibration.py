@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from harness import shown, write_result
 
-from patchword.classifier import Classifier
-from patchword.data.folders import match_classes
+from patchword.data.formats.image_folder import match_classes
 from patchword.evaluation import Tally, labelled_pictures
-from patchword.evaluation.calibration import fit_temperature
-from patchword.evaluation.metrics import expected_calibration_error
+from patchword.inference.classifier import Classifier
+from patchword.metrics.calibration import fit_temperature
+from patchword.metrics.classification import expected_calibration_error
 
 SHOWN = ("top1", "nll", "brier", "ece", "ece_adaptive")
 

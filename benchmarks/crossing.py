@@ -27,7 +27,7 @@ from typing import Any
 
 from harness import COMMIT, RESULTS, machine, write_result
 
-from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
+from patchword.plots.theme import LIGHT, drawn_in, new_figure, plotted
 
 HERE = Path(__file__).parent
 RESNET = str(HERE / "recipes/resnet.py")

@@ -9,7 +9,7 @@ import json
 
 from harness import RESULTS
 
-from patchword.figures.theme import LIGHT, drawn_in, new_figure, plotted
+from patchword.plots.theme import LIGHT, drawn_in, new_figure, plotted
 
 RUNS = {
     "cifar10_scratch_100m": ("100 minutes", "#0b3d91"),

@@ -20,10 +20,10 @@ from harness import interleaved, median_ratio, write_result
 
 import patchword as pw
 from patchword.checkpoints import Checkpoint
+from patchword.data.preprocess import HALF, Preprocess
 from patchword.engines import ENGINES, open_engine
-from patchword.engines.choose import choose
+from patchword.engines.auto import choose
 from patchword.engines.onnx import open_session, quiet
-from patchword.preprocess import HALF, Preprocess
 
 BATCHES = (1, 16)
 

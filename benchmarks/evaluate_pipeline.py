@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from harness import write_result
 
-from patchword.classifier import BATCH_SIZE, Classifier
-from patchword.data.ahead import ahead
 from patchword.data.images import list_images
+from patchword.data.prefetch import ahead
 from patchword.evaluation import evaluate
+from patchword.inference.classifier import BATCH_SIZE, Classifier
 
 
 def files_to_logits(classifier: Classifier, files: list[Path]) -> float:

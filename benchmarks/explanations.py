@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from harness import shown, write_result
 
-from patchword.classifier import Classifier
+from patchword.inference.classifier import Classifier
+from patchword.inference.inspection_images import gather
 from patchword.inspection import explain, methods_for
-from patchword.inspection.pictures import gather
-from patchword.inspection.trust import RANDOM, STEPS, deletion_insertion, random_maps
+from patchword.inspection.faithfulness import RANDOM, STEPS, deletion_insertion, random_maps
 
 BATCH = 4
 

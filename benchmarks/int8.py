@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from harness import interleaved, median_ratio, shown, write_result
 
-from patchword.classifier import Classifier
 from patchword.config import ViTConfig
-from patchword.data.folders import match_classes
+from patchword.data.formats.image_folder import match_classes
 from patchword.data.images import list_images
 from patchword.engines import open_engine
-from patchword.engines.agreement import agreement, answers
 from patchword.engines.engine import Engine
+from patchword.engines.exportable import Packed
 from patchword.engines.onnx import OnnxSession, make_onnx, quiet
-from patchword.engines.packed import Packed
+from patchword.engines.parity import agreement, answers
 from patchword.evaluation import labelled_pictures
+from patchword.inference.classifier import Classifier
 from patchword.models.token_merging import merge_schedule
 
 CALIBRATION, BATCH = 48, 16

@@ -10,7 +10,7 @@ import argparse
 
 from harness import shown, write_result
 
-from patchword.probing import probe
+from patchword.evaluation import probe
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from harness import shown, write_result
 
-from patchword.classifier import Classifier
 from patchword.data.images import list_images
+from patchword.inference.classifier import Classifier
 
 PICTURES = 200
 WARM = 5.0  # seconds that are not counted

@@ -17,12 +17,12 @@ import numpy as np
 from harness import RESULTS, write_result
 
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from patchword.classifier import Classifier
-from patchword.data.open import open_data
+from patchword.data.resolve import open_data
 from patchword.data.sources import Source
 from patchword.evaluation import Labelled, evaluate
-from patchword.evaluation.calibration import fit_temperature
-from patchword.training.folder import read_config, read_split
+from patchword.inference.classifier import Classifier
+from patchword.metrics.calibration import fit_temperature
+from patchword.training.run_dir import read_config, read_split
 
 
 def answers(checkpoint: Checkpoint, source: Source) -> np.ndarray:

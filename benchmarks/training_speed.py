@@ -53,9 +53,9 @@ def flops(config: ViTConfig) -> int:
 
 def patchword(run: Config) -> Callable[[], object]:
     from patchword.data.sources import Parts, from_arrays
-    from patchword.training.memory import keep_memory
+    from patchword.training.allocator import keep_memory
+    from patchword.training.distributed import World
     from patchword.training.trainer import Trainer
-    from patchword.training.world import World
 
     keep_memory()
     count = 4 * run.batch_size

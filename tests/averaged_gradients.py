@@ -5,8 +5,8 @@ import contextlib
 import torch
 from torch import nn
 
-from patchword.training import world as module
-from patchword.training.world import World, buckets
+from patchword.training import distributed as module
+from patchword.training.distributed import World, buckets
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ import torch
 
 from patchword.checkpoints.checkpoint import Checkpoint
 from patchword.config import ViTConfig
+from patchword.data.preprocess import Preprocess
 from patchword.errors import CheckpointError
-from patchword.preprocess import Preprocess
-from patchword.training.state import Snapshot, Store
+from patchword.training.checkpointing import Snapshot, Store
 
 CALLS = {n: getattr(os, n) for n in "open write fsync mkdir rename scandir unlink rmdir".split()}
 CREATING = ("write", "fsync", "mkdir")  # what a full disk refuses

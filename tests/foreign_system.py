@@ -125,7 +125,7 @@ def train_and_predict(folder: Path) -> dict[str, Any]:
     from PIL import Image
 
     import patchword as pw
-    from patchword.evaluation.predict import predict_table
+    from patchword.inference.predict import predict_table
     from patchword.training import train
     from runs import tiny
 

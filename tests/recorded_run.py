@@ -18,7 +18,7 @@ from patchword.data.loader import Batch, Loader
 from patchword.errors import Stopped, TrainingError
 from patchword.recipes import load_recipe
 from patchword.training import resume, train
-from patchword.training.watch import Watcher
+from patchword.training.callbacks import Watcher
 
 
 class StopAt(Watcher):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
-from patchword.training.folder import LOCK
+from patchword.training.run_dir import LOCK
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CLOCKS = ("seconds", "images_per_second")  # what differs between two runs that are the same
@@ -128,7 +128,7 @@ def serve() -> None:
     import sklearn.datasets  # noqa: F401
     import torch._dynamo  # noqa: F401  an optimiser imports it, which takes seconds
 
-    import patchword.cli.training
+    import patchword.cli.commands.train_command
     import patchword.training.console  # noqa: F401
 
     for line in sys.stdin:
@@ -141,7 +141,7 @@ def serve() -> None:
             answer = os.fork()
             if answer == 0:
                 os.setpgid(0, 0)
-                patchword.cli.training.STARTED = time.monotonic()
+                patchword.cli.commands.train_command.STARTED = time.monotonic()
                 become(request)
             os.setpgid(answer, answer)
         print(answer, flush=True)
@@ -152,7 +152,7 @@ def become(request: dict[str, Any]) -> None:
     import runpy
     import traceback
 
-    from patchword.cli import main
+    from patchword.cli.main import main
 
     code = 1
     try:
@@ -187,7 +187,9 @@ def signal_at(moment: str, number: int) -> None:
 
     From the inside, since whoever watches a run from the outside may be too late on a busy machine.
     """
-    from patchword.training import finish, loop, state
+    from patchword.training import checkpointing as state
+    from patchword.training import finish
+    from patchword.training import run as loop
     from patchword.training.trainer import Trainer
 
     places: dict[str, tuple[Any, str, Callable[..., bool]]] = {

@@ -15,14 +15,14 @@ from scipy import stats
 from sklearn.datasets import load_sample_images
 
 from patchword.config import AugmentConfig
-from patchword.data import operations as op
-from patchword.data.augment import augment
-from patchword.data.crops import crop_boxes, crop_resized
-from patchword.data.mixing import lent, mix
-from patchword.data.randaugment import OPERATIONS, operate, randaugment
-from patchword.data.randomness import keys, uniform
+from patchword.config.presets import augmentation
+from patchword.data.keyed_rng import keys, uniform
+from patchword.data.transforms import image_ops as op
+from patchword.data.transforms.augment import augment
+from patchword.data.transforms.crop import crop_boxes, crop_resized
+from patchword.data.transforms.mixup import lent, mix
+from patchword.data.transforms.randaugment import OPERATIONS, operate, randaugment
 from patchword.errors import ConfigError
-from patchword.presets import augmentation
 
 LEAST_P = 1e-4
 

@@ -12,12 +12,13 @@ import pytest
 
 import patchword as pw
 from patchword.config import AugmentConfig, Config, OptimConfig, ScheduleConfig
-from patchword.training import finish, loop, resume, train
-from patchword.training.folder import read_rows
+from patchword.training import finish, resume, train
+from patchword.training import run as loop
+from patchword.training.callbacks import Watcher
+from patchword.training.checkpointing import Store
+from patchword.training.run_dir import read_rows
 from patchword.training.schedule import BudgetClock, StepClock, rate
-from patchword.training.state import Store
 from patchword.training.trainer import Trainer
-from patchword.training.watch import Watcher
 from runs import leftovers, shared_nursery, tiny, write_recipe
 
 BUDGET = 30.0  # simulated seconds

@@ -13,7 +13,7 @@ import torch
 
 from faulty_save import NEW, content
 from patchword.errors import CheckpointError
-from patchword.training.state import Store, read_checkpoint_folder
+from patchword.training.checkpointing import Store, read_checkpoint_folder
 from runs import Nursery, at, end_of, go_on, leftovers, shared_nursery, tiny, write_recipe
 
 SCRIPT = Path(__file__).with_name("faulty_save.py")
@@ -267,7 +267,7 @@ def test_a_full_disk_is_told_and_survived(nursery: Nursery, undisturbed: dict, t
     """A real refusal by the kernel: files may not grow beyond `room` bytes, too few for rows, or for a checkpoint."""
     limited = tmp_path / "limited.py"
     limited.write_text(
-        "import resource, sys\nfrom patchword.cli import main\n"
+        "import resource, sys\nfrom patchword.cli.main import main\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))\nmain(sys.argv[1:])\n"
     )
     recipe, run = started(nursery, tmp_path)

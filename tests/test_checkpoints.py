@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from patchword.checkpoints import WRITABLE, Checkpoint, load, read_checkpoint, write_checkpoint
-from patchword.checkpoints.files import write_tensors
-from patchword.checkpoints.foreign import find_source
-from patchword.checkpoints.transformers import stated_preprocess
+from patchword.checkpoints.detect_format import find_source
+from patchword.checkpoints.formats.transformers import stated_preprocess
+from patchword.checkpoints.tensor_files import write_tensors
 from patchword.config import ResNetConfig, ViTConfig
+from patchword.data.preprocess import HALF, IMAGENET_MEAN, Preprocess
 from patchword.errors import CheckpointError, ConfigError, ConversionError
 from patchword.models import build
-from patchword.preprocess import HALF, IMAGENET_MEAN, Preprocess
 
 SMALL = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=4)
 LABELS = ("ant", "bee", "cat", "dog")

@@ -12,13 +12,13 @@ from sklearn.datasets import load_sample_image
 from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from patchword.classifier import Classifier, find_class
 from patchword.config import ViTConfig
-from patchword.data.ahead import ahead
+from patchword.data.prefetch import ahead
+from patchword.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from patchword.errors import ConfigError, DataError, ImageError
 from patchword.evaluation import Tally, evaluate, expected_calibration_error
+from patchword.inference.classifier import Classifier, find_class
 from patchword.models import build
-from patchword.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 

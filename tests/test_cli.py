@@ -15,13 +15,13 @@ from PIL import Image
 import patchword
 from patchword import cli
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from patchword.classifier import Classifier
-from patchword.cli.fields import model_flags
+from patchword.cli.config_flags import model_flags
 from patchword.config import ViTConfig
-from patchword.evaluation.predict import fingerprint
-from patchword.evaluation.table import Table
+from patchword.data.preprocess import Preprocess
+from patchword.inference.classifier import Classifier
+from patchword.inference.predict import fingerprint
+from patchword.inference.prediction_csv import Table
 from patchword.models import build
-from patchword.preprocess import Preprocess
 from test_checkpoints import checkpoint as small_checkpoint
 from test_classifier import COLOURS, colour_checkpoint
 from test_hub import REPO, Hub
@@ -48,7 +48,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_help_is_complete_and_imports_nothing_slow() -> None:
     """0.31 s on a quiet machine (LOG.md); what would make it seconds is an import of torch."""
-    script = "import sys; from patchword.cli import main\n"
+    script = "import sys; from patchword.cli.main import main\n"
     script += "try: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules, 'numpy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout.endswith("False False\n")

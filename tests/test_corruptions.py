@@ -64,7 +64,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_robustness_counts_what_can_be_read(photos: Path) -> None:
-    from patchword.classifier import Classifier
+    from patchword.inference.classifier import Classifier
 
     classifier = Classifier.load("patchword:cifar10")
     pictures = labelled_pictures(photos)

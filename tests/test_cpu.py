@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
-from patchword.classifier import Classifier
 from patchword.config import DistillConfig
-from patchword.engines.int8 import in_int8
-from patchword.engines.packed import Packed
-from patchword.engines.probe import probe
+from patchword.data.preprocess import HALF, Preprocess
+from patchword.engines.capabilities import probe
+from patchword.engines.exportable import Packed
+from patchword.engines.torch_int8 import in_int8
+from patchword.inference.classifier import Classifier
 from patchword.models import ViT, optimize_for_cpu
 from patchword.models.attention import Attention, ScaledDotProductAttention
 from patchword.models.cpu import CPUMLP, CPUAttention, CPUScaledDotProductAttention
 from patchword.models.token_merging import TokenMergingViT
 from patchword.models.vit import MLP
-from patchword.preprocess import HALF, Preprocess
 from patchword.training.lora import add_lora
 from test_models import OPTIONS, make, pictures
 from test_train import trainer

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from patchword.checkpoints import read_checkpoint
-from patchword.classifier import Classifier
 from patchword.config import Config, DataConfig
-from patchword.data.open import open_data
-from patchword.training.guard import replay
+from patchword.data.resolve import open_data
+from patchword.inference.classifier import Classifier
+from patchword.training.nan_guard import replay
 from runs import Nursery, end_of, ended, leftovers, rows, sha256, shared_nursery, tiny, together, write_recipe
 
 STEPS = 30

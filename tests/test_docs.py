@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from patchword.checkpoints import write_checkpoint
-from patchword.evaluation.calibration import USUAL
+from patchword.metrics.calibration import USUAL
 from test_checkpoints import checkpoint
 
 ROOT = Path(__file__).parents[1]

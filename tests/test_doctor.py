@@ -16,16 +16,16 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from conftest import shared_path
-from patchword.cli.consultation import consult
+from patchword.cli.commands.doctor_command import consult
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
 from patchword.core import runtime
 from patchword.core.text import visible
-from patchword.data.doctor import Finding, examine, examine_config, findings_table, machine_facts, machine_findings
-from patchword.data.doctor.duplicates import ALIKE, CORRELATED, candidates, correlation, difference_hashes
-from patchword.data.doctor.survey import Look, header, look_at
-from patchword.data.folders import class_folders
-from patchword.data.open import open_data
+from patchword.data.formats.image_folder import class_folders
+from patchword.data.resolve import open_data
 from patchword.data.sources import ArraySource, FileSource, Parts, from_arrays
+from patchword.doctor import Finding, examine, examine_config, findings_table, machine_facts, machine_findings
+from patchword.doctor.image_survey import Look, header, look_at
+from patchword.doctor.near_duplicates import ALIKE, CORRELATED, candidates, correlation, difference_hashes
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import train
 
@@ -325,7 +325,7 @@ def test_candidates_are_those_of_an_exhaustive_search() -> None:
 def test_candidates_in_shards_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     thumbnails = np.stack([np.asarray(photo(seed // 2).resize((9, 8), Image.Resampling.BOX)) for seed in range(100)])
     whole = candidates(thumbnails)
-    monkeypatch.setattr("patchword.data.doctor.duplicates.SHARD", 7)
+    monkeypatch.setattr("patchword.doctor.near_duplicates.SHARD", 7)
     np.testing.assert_array_equal(candidates(thumbnails), whole)
     assert len(whole) == 50
 
@@ -411,7 +411,7 @@ def test_machine_facts_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_too_many_threads(threads: int) -> None:
     code = f"""
 import torch
-from patchword.data.doctor import machine_findings
+from patchword.doctor import machine_findings
 torch.set_num_threads({threads})  # as in a container that may use fewer cores than it sees
 print([finding.what for finding in machine_findings()])
 """

@@ -11,17 +11,20 @@ import pytest
 import torch
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
-from patchword.classifier import Classifier
 from patchword.core.runtime import use_threads
-from patchword.engines import ENGINES, Engine, choose, files, open_engine, trial
-from patchword.engines.agreement import agreement, answers, sample_pictures
+from patchword.data.preprocess import HALF, Preprocess
+from patchword.engines import ENGINES, Engine, open_engine
+from patchword.engines import auto as choose
+from patchword.engines import engine_cache as files
+from patchword.engines import engine_trials as trial
 from patchword.engines.bench import bench
 from patchword.engines.engine import Kind
-from patchword.engines.int8 import Int8Linear
-from patchword.engines.quantise import RowScaled, largest_inputs, rounding_errors, scale_rows, smoothed
+from patchword.engines.parity import agreement, answers, sample_pictures
+from patchword.engines.quantize import RowScaled, largest_inputs, rounding_errors, scale_rows, smoothed
+from patchword.engines.torch_int8 import Int8Linear
 from patchword.errors import ConfigError
+from patchword.inference.classifier import Classifier
 from patchword.models import ViT
-from patchword.preprocess import HALF, Preprocess
 from test_cli import run
 from test_export import TINY, checkpoint_of
 from test_inspection import RESNETS, VITS, lively

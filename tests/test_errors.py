@@ -26,17 +26,17 @@ from starlette.testclient import TestClient
 
 import patchword
 from patchword.checkpoints import write_checkpoint
-from patchword.checkpoints.files import read_tensors
-from patchword.cli.screen import print_outcome
+from patchword.checkpoints.tensor_files import read_tensors
+from patchword.cli.output import print_outcome
 from patchword.data import download  # defines an error of its own
 from patchword.data.sources import decode
-from patchword.engines import trial
+from patchword.engines import engine_trials as trial
 from patchword.errors import CheckpointError, ConfigError, ImageError, Note, PatchwordError, TrainingError
 from patchword.serve import app, service
 from patchword.serve.limits import Limits
-from patchword.serve.problems import STATUSES, Problem
+from patchword.serve.problem_json import STATUSES, Problem
 from patchword.serve.uploads import Upload, uploads
-from patchword.studies import run as studies
+from patchword.studies import run_study as studies
 from patchword.studies.study import Cell
 from patchword.training import Outcome
 from test_checkpoints import checkpoint
@@ -303,7 +303,7 @@ def test_exit_codes_of_requests(model: Path) -> None:
 
 def test_an_internal_error_is_exit_code_1(model: Path, tmp_path: Path) -> None:
     """With a traceback: it is to be reported."""
-    broken = "import patchword.evaluation.predict as p\np.find_files = lambda images: 1 / 0\n"
+    broken = "import patchword.inference.predict as p\np.find_files = lambda images: 1 / 0\n"
     (tmp_path / "sitecustomize.py").write_text(broken)
     places = os.pathsep.join([str(tmp_path), str(SOURCE.parent)])
     failed = run("predict", model, tmp_path / "red.png", PYTHONPATH=places)

@@ -16,20 +16,20 @@ import torch
 from PIL import Image
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
-from patchword.classifier import Classifier
-from patchword.cli import main
+from patchword.cli.main import main
 from patchword.config import ViTConfig
+from patchword.data.preprocess import HALF, Preprocess
 from patchword.engines import engine as engine_module
 from patchword.engines import onnx, open_engine
-from patchword.engines.agreement import sample_photographs, sample_pictures
 from patchword.engines.export import Wanted, make_file
-from patchword.engines.packed import Packed, resampled
+from patchword.engines.exportable import Packed, resampled
+from patchword.engines.parity import sample_photographs, sample_pictures
 from patchword.errors import ConfigError, ExportError
 from patchword.evaluation import Labelled, labelled_pictures
-from patchword.evaluation.merging import accuracy, choose_merging
-from patchword.evaluation.proof import decoded, prove
+from patchword.evaluation.export_check import decoded, prove
+from patchword.evaluation.tome_search import accuracy, choose_merging
+from patchword.inference.classifier import Classifier
 from patchword.models.token_merging import merge_schedule
-from patchword.preprocess import HALF, Preprocess
 from test_inspection import VITS, lively
 
 TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=5)

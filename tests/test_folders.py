@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from patchword.data.folders import class_folders, match_classes, open_folder
-from patchword.data.imagenet import imagenet_classes
+from patchword.data.datasets.imagenet import imagenet_classes
+from patchword.data.formats.image_folder import class_folders, match_classes, open_folder
 from patchword.errors import DataError
 
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 from helpers.snapshots import cpu_kind
 from patchword.checkpoints import read_checkpoint
-from patchword.classifier import Classifier
 from patchword.errors import ConfigError
+from patchword.inference.classifier import Classifier
 from patchword.training import resume
-from patchword.training.folder import read_config
+from patchword.training.run_dir import read_config
 from runs import rows
 
 FORMAT1 = Path(__file__).parent / "fixtures/format1"

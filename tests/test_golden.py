@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from conftest import SHARED, shared_path
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from patchword.checkpoints.foreign import find_source
+from patchword.checkpoints.detect_format import find_source
 from patchword.errors import ConversionError
 from patchword.models.pos_embed import resample_grid
 

@@ -35,13 +35,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from patchword.checkpoints.files import TENSOR_SUFFIXES, read_tensors, write_tensors
-from patchword.cli import main
+from patchword.checkpoints.tensor_files import TENSOR_SUFFIXES, read_tensors, write_tensors
+from patchword.cli.main import main
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.core import io as files
+from patchword.data.preprocess import HALF, Preprocess
 from patchword.errors import CheckpointError, ConfigError, ConversionError, PatchwordError
 from patchword.models import build
-from patchword.preprocess import HALF, Preprocess
 
 Tensors = dict[str, torch.Tensor]
 

@@ -1,4 +1,4 @@
-"""The house stays in order: imports go down, public names exist, versions agree."""
+"""The architecture: imports go down, public names exist, versions agree."""
 
 import ast
 import tomllib
@@ -10,26 +10,15 @@ import patchword as pw
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/patchword"
-# From the ground up; a room may import only from rooms below it.
-ROOMS = (
-    "errors",
-    "core",
-    "config",
-    "presets",
-    "overrides",
-    "recipes",
-    "models",
-    "preprocess",
-    "data",
-    "checkpoints",
-    "engines",
+# Lowest first; a package may import only from packages below it.
+LAYERS = (
+    *("errors", "core", "config", "recipes", "models", "data", "checkpoints", "engines", "inference", "metrics"),
+    *("evaluation", "inspection", "plots", "report", "training", "doctor", "studies", "serve", "cli"),
 )
-ROOMS += ("figures", "classifier", "probing", "evaluation", "inspection", "report", "training")
-ROOMS += ("studies", "serve", "cli")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Rooms of the package that a file imports, at its top or inside functions."""
+def imported_layers(path: Path) -> set[str]:
+    """Layers that a file imports, at its top or inside functions."""
     parts = path.relative_to(SOURCE).parts
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -41,16 +30,16 @@ def imported_rooms(path: Path) -> set[str]:
             found |= set((node.module or "").split(".")[1:2]) or {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("patchword.")}
-    return found & set(ROOMS)
+    return found & set(LAYERS)
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_go_down(path: Path) -> None:
-    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if room in ("__init__", "__main__"):
+    layer = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if layer in ("__init__", "__main__"):
         return
-    assert room in ROOMS, f"{room} is not in the plan of the house"
-    higher = {other for other in imported_rooms(path) if ROOMS.index(other) > ROOMS.index(room)}
+    assert layer in LAYERS, f"{layer} is not a layer of the architecture"
+    higher = {other for other in imported_layers(path) if LAYERS.index(other) > LAYERS.index(layer)}
     assert not higher, f"{path.name} imports {higher} from above"
 
 
@@ -58,8 +47,8 @@ def test_the_import_test_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("test_house.SOURCE", tmp_path)
     (tmp_path / "models").mkdir()
     bad = tmp_path / "models/bad.py"
-    bad.write_text("from ..checkpoints import load\ndef f():\n    from patchword.classifier import Classifier\n")
-    assert imported_rooms(bad) == {"checkpoints", "classifier"}
+    bad.write_text("from ..checkpoints import load\ndef f():\n    from patchword.inference import classifier\n")
+    assert imported_layers(bad) == {"checkpoints", "inference"}
 
 
 def test_public_names_exist() -> None:

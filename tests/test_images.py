@@ -19,8 +19,8 @@ from PIL import Image, ImageFile, ImageOps
 
 from patchword.data import images
 from patchword.data.images import GAP, MAX_PIXELS, list_images, load_image, to_mode
+from patchword.data.preprocess import HALF, Preprocess
 from patchword.errors import DataError, ImageError
-from patchword.preprocess import HALF, Preprocess
 
 PHOTOS = {name: files("sklearn.datasets.images").joinpath(name).read_bytes() for name in ("china.jpg", "flower.jpg")}
 

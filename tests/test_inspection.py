@@ -19,21 +19,32 @@ from torch import Tensor
 
 from patchword import inspection
 from patchword.checkpoints import Checkpoint, write_checkpoint
-from patchword.classifier import Classifier, find_class
 from patchword.config import ResNetConfig, ViTConfig
-from patchword.engines.probe import probe
+from patchword.data.preprocess import Preprocess
+from patchword.engines.capabilities import probe
 from patchword.errors import ConfigError
-from patchword.figures.theme import mosaic
-from patchword.inspection import capture, distance, looking, trust
+from patchword.inference.classifier import Classifier, find_class
+from patchword.inference.inspection_images import gather
+from patchword.inspection import (
+    attention_distance as distance,
+)
+from patchword.inspection import (
+    attention_rollout as looking,
+)
+from patchword.inspection import (
+    capture,
+)
+from patchword.inspection import (
+    faithfulness as trust,
+)
 from patchword.inspection.capture import attention_maps, features
-from patchword.inspection.drawing.looking import heads_figure
-from patchword.inspection.drawing.weights import positions_figure
-from patchword.inspection.exhibits import NAMES, Subject, verdict
-from patchword.inspection.inspect import inspect
-from patchword.inspection.pictures import gather
 from patchword.models import Model, ViT, build, optimize_for_cpu
 from patchword.models.attention import attention_weights
-from patchword.preprocess import Preprocess
+from patchword.plots.attention_plot import heads_figure
+from patchword.plots.filter_plot import positions_figure
+from patchword.plots.theme import mosaic
+from patchword.report.inspection_panels import NAMES, Subject, verdict
+from patchword.report.inspection_report import inspect
 from test_cli import run
 
 BASE = ViTConfig(image_size=(32, 36), patch_size=(8, 4), embed_dim=24, depth=3, num_heads=3, mlp_dim=32, num_classes=5)

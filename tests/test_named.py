@@ -19,13 +19,14 @@ from PIL import Image
 from scipy.io import savemat
 
 from patchword.core.io import data_folder
-from patchword.data import known, packages
-from patchword.data.arrays import KEYS, Arrays, digest
+from patchword.data.datasets import catalog as known
+from patchword.data.datasets import package_registries as packages
+from patchword.data.datasets.catalog import SETS, ArraySet, FileSet, Road, class_names
+from patchword.data.datasets.mnist_idx import FILES, parse_idx
+from patchword.data.datasets.package_registries import DebianPackage, NpmPackage
+from patchword.data.datasets.registry import NAMED, named_set
 from patchword.data.download import Remote, Unreachable
-from patchword.data.idx import FILES, parse_idx
-from patchword.data.known import SETS, ArraySet, FileSet, Road, class_names
-from patchword.data.named import NAMED, named_set
-from patchword.data.packages import DebianPackage, NpmPackage
+from patchword.data.formats.array_file import KEYS, Arrays, digest
 from patchword.data.sources import ArraySource, FileSource, Source
 from patchword.errors import DataError
 

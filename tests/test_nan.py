@@ -15,14 +15,14 @@ from torch import Tensor
 from patchword.config import Config, OptimConfig
 from patchword.core.io import sha256
 from patchword.data.loader import Batch, Loader
-from patchword.data.open import completed
+from patchword.data.resolve import completed
 from patchword.data.sources import ArraySource, Parts
-from patchword.engines.probe import probe
+from patchword.engines.capabilities import probe
 from patchword.errors import TrainingError
 from patchword.training import resume, train
-from patchword.training.guard import Fault, Place, replay, write_fault
+from patchword.training.distributed import World
+from patchword.training.nan_guard import Fault, Place, replay, write_fault
 from patchword.training.trainer import NotANumber, Trainer
-from patchword.training.world import World
 from runs import end_of, tiny
 
 BEFORE = 2  # steps that are made before the fault

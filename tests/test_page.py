@@ -12,8 +12,8 @@ from PIL import Image
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import ViTConfig
+from patchword.data.preprocess import HALF, Preprocess
 from patchword.models import build
-from patchword.preprocess import HALF, Preprocess
 from serving import Server, serving
 from test_classifier import COLOURS, colour_checkpoint
 from test_inspection import RESNETS, checkpoint_of

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchword import preprocess
+from patchword.data import preprocess
+from patchword.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from patchword.errors import ConfigError, ImageError
-from patchword.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 PLAIN = Preprocess((224, 224), crop=0.9, mean=HALF, std=HALF)
 

@@ -3,9 +3,9 @@
 import pytest
 
 from patchword.config import ViTConfig
+from patchword.config.presets import PRESETS, preset
 from patchword.errors import ConfigError
 from patchword.models import tensor_shapes
-from patchword.presets import PRESETS, preset
 
 # With 1000 classes at 224 px. ViTs: published counts (timm, torchvision, Google); BiT: timm's published counts, and
 # for R50x2, R152x1 and R200x3, which nobody published, ours.

@@ -11,15 +11,16 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 import patchword as pw
-from patchword.classifier import Encoder
-from patchword.data.open import find
+from patchword.data.resolve import find
 from patchword.errors import ConfigError, DataError
+from patchword.evaluation import logistic_probe as logistic
+from patchword.evaluation import probe
+from patchword.evaluation.frozen_features import features, kept_at, reading
+from patchword.evaluation.knn_probe import neighbour_accuracies, votes
+from patchword.evaluation.logistic_probe import PENALTIES, Logistic, logistic_probe, recalled, refitted
+from patchword.evaluation.ridge_probe import Ridge, draw_shots
+from patchword.inference.classifier import Encoder
 from patchword.inspection import capture
-from patchword.probing import logistic, probe
-from patchword.probing.features import features, kept_at, reading
-from patchword.probing.logistic import PENALTIES, Logistic, logistic_probe, recalled, refitted
-from patchword.probing.neighbours import neighbour_accuracies, votes
-from patchword.probing.ridge import Ridge, draw_shots
 from test_cli import run
 from test_inspection import RESNETS, VITS, checkpoint_of
 

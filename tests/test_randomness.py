@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from patchword.data.randomness import bits, keys, mix, shuffled, uniform
+from patchword.data.keyed_rng import bits, keys, mix, shuffled, uniform
 
 LEAST_P = 1e-4
 MANY = 100_000

@@ -25,8 +25,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from patchword.config import AugmentConfig, Config, DataConfig, ResNetConfig, ViTConfig
 from patchword.core.text import visible
 from patchword.errors import CheckpointError
-from patchword.evaluation.intervals import wilson
-from patchword.figures.exhibit import Exhibit
+from patchword.metrics.intervals import wilson
+from patchword.plots.panel import Exhibit
 from patchword.report import Mistake, TrainingReport, training_html, write_training_report
 from patchword.report.curves import running_mean, ticks
 from patchword.report.environment import render

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from patchword.config import Config, DataConfig, OptimConfig
-from patchword.engines.probe import Abilities, probe
+from patchword.engines.capabilities import Abilities, probe
 from patchword.errors import ConfigError
 from patchword.training import precision, resume, train
 from runs import (

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from patchword.config import DataConfig
-from patchword.data.open import find, open_data
-from patchword.data.parquet import RowGroups
+from patchword.data.formats.parquet import RowGroups
+from patchword.data.resolve import find, open_data
 from patchword.data.sources import Source
 from patchword.errors import DataError, HubError, ImageError
 

@@ -32,7 +32,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from patchword.checkpoints import Checkpoint, write_checkpoint
-from patchword.classifier import Classifier
+from patchword.inference.classifier import Classifier
 from patchword.inspection import head_attention
 from patchword.inspection.capture import attention_maps
 from patchword.serve import create_app
@@ -110,7 +110,7 @@ def test_explanations(server: Server, folder: Path) -> None:
     classifier = Classifier.load(folder)
     images = classifier.preprocess.normalise(classifier.pixels(data)[None])
     from patchword.inspection import rollout
-    from patchword.inspection.overlay import scaled
+    from patchword.plots.overlay import scaled
 
     np.testing.assert_allclose(why["map"], scaled(rollout(classifier.model, images)[0].numpy()), atol=2e-4)  # type: ignore
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from patchword.config import DataConfig
-from patchword.data.open import find, open_data
+from patchword.data.resolve import find, open_data
 from patchword.data.sources import Source
 from patchword.errors import DataError, ImageError
 

@@ -20,7 +20,6 @@ import patchword as pw
 from helpers import snapshots
 from helpers.snapshots import check_arrays, check_exact, check_openapi, check_rows, check_schema, schema_of
 from patchword import cli
-from patchword.classifier import Classifier
 from patchword.config import (
     AugmentConfig,
     Config,
@@ -32,11 +31,12 @@ from patchword.config import (
     ScheduleConfig,
     ViTConfig,
 )
+from patchword.config.presets import PRESETS, preset
+from patchword.inference.classifier import Classifier
 from patchword.models import build, tensor_shapes
-from patchword.presets import PRESETS, preset
 from patchword.recipes import load_recipe
 from patchword.serve.app import create_app
-from patchword.serve.meters import Meters
+from patchword.serve.prometheus import Meters
 from patchword.studies import run_study
 from patchword.studies.study import Cell, Study
 from patchword.training import train
@@ -382,9 +382,9 @@ def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Pat
 
 def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short runs, one of which diverges; as many steps as if each took a second, whatever the machine does."""
-    monkeypatch.setattr("patchword.studies.run.trials", lambda study, now: (1.0, 0.0))
+    monkeypatch.setattr("patchword.studies.run_study.trials", lambda study, now: (1.0, 0.0))
     for limit in ("START", "LEAST_STEPS"):
-        monkeypatch.setattr(f"patchword.studies.run.{limit}", 1)
+        monkeypatch.setattr(f"patchword.studies.run_study.{limit}", 1)
     config = BASE.replace(model=TINY, evaluate_every=1e9)
     wild = config.replace(optim=OptimConfig(lr=1e30, clip=0.0))
     cells = (Cell("ViT", 1, wild), Cell("ViT", 2, config))

@@ -11,10 +11,10 @@ from PIL import Image
 
 from conftest import shared_path
 from patchword.config import DataConfig
-from patchword.data.open import find, open_data
-from patchword.data.readable import require_readable
+from patchword.data.channel_stats import channel_statistics
+from patchword.data.check_readable import require_readable
+from patchword.data.resolve import find, open_data
 from patchword.data.sources import FileSource, Source, from_arrays
-from patchword.data.statistics import channel_statistics
 from patchword.errors import DataError, ImageError
 
 
@@ -135,7 +135,7 @@ def test_optional_packages_are_asked_for(tmp_path: Path) -> None:
     code = """
 import sys
 sys.modules["pyarrow"] = sys.modules["pyarrow.parquet"] = sys.modules["datasets"] = None
-from patchword.data.open import find
+from patchword.data.resolve import find
 from patchword.errors import ConfigError
 for reference in sys.argv[1:]:
     try:
@@ -153,7 +153,7 @@ for reference in sys.argv[1:]:
 def test_opening_a_folder_imports_no_large_library(pets: Path) -> None:
     code = f"""
 import sys
-from patchword.data.open import open_data
+from patchword.data.resolve import open_data
 from patchword.config import DataConfig
 open_data(DataConfig(source={str(pets)!r}), 0)
 print([name for name in ("torch", "pyarrow", "datasets", "pandas", "sklearn", "scipy") if name in sys.modules])

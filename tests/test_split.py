@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchword.config import DataConfig
-from patchword.data.open import completed, open_data
+from patchword.data.resolve import completed, open_data
 from patchword.data.sources import Parts, fingerprint, from_arrays
 from patchword.data.split import apply_split, stratified_split
 from patchword.errors import DataError

@@ -5,11 +5,11 @@ import pytest
 import torch
 from sklearn import metrics as oracle
 
-from patchword.evaluation.calibration import calibration_error, equal_mass, equal_width, fit_temperature
-from patchword.evaluation.classes import class_figures, class_intervals, confusion_matrix
-from patchword.evaluation.intervals import bootstrap_all, bootstrap_mean, compare, wilson
-from patchword.evaluation.metrics import Tally, average_precision, expected_calibration_error
-from patchword.evaluation.several import SeveralTally
+from patchword.metrics.calibration import calibration_error, equal_mass, equal_width, fit_temperature
+from patchword.metrics.classification import Tally, average_precision, expected_calibration_error
+from patchword.metrics.intervals import bootstrap_all, bootstrap_mean, compare, wilson
+from patchword.metrics.multilabel import SeveralTally
+from patchword.metrics.per_class import class_figures, class_intervals, confusion_matrix
 
 NOISE = np.random.default_rng(0)
 

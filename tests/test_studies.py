@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from patchword.config import Config, DataConfig, OptimConfig, ResNetConfig, ViTConfig
-from patchword.data.open import open_data
+from patchword.data.resolve import open_data
 from patchword.errors import ConfigError
-from patchword.figures.theme import LIGHT, drawn_in
 from patchword.models import build
+from patchword.plots.theme import LIGHT, drawn_in
 from patchword.recipes import load_recipe
 from patchword.studies import STUDIES, make_study, run_study
-from patchword.studies.page import study_figure, write_study
-from patchword.studies.run import training_flops
+from patchword.studies.run_study import training_flops
 from patchword.studies.study import Cell, Study
+from patchword.studies.study_report import study_figure, write_study
 from patchword.training.trainer import Trainer
 from test_cli import run
 from test_inspection import VITS, checkpoint_of
@@ -89,7 +89,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """These runs begin and end at once, on digits."""
-    monkeypatch.setattr("patchword.studies.run.START", 1.0)
+    monkeypatch.setattr("patchword.studies.run_study.START", 1.0)
 
 
 @pytest.mark.usefixtures("quick_start")

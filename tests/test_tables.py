@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from patchword.config import DataConfig
-from patchword.data.open import open_data
-from patchword.data.tables import open_table
+from patchword.data.formats.csv_list import open_table
+from patchword.data.resolve import open_data
 from patchword.errors import DataError, ImageError
 
 

@@ -29,24 +29,25 @@ from patchword.config import (
     ScheduleConfig,
     ViTConfig,
 )
-from patchword.data.imagenet import imagenet_classes
+from patchword.config.overrides import overridden, seconds
+from patchword.data.datasets.imagenet import imagenet_classes
 from patchword.data.sources import ArraySource, Parts, from_arrays
-from patchword.engines.probe import probe
+from patchword.engines.capabilities import probe
 from patchword.errors import CheckpointError, ConfigError, DataError, Stopped, TrainingError
-from patchword.overrides import overridden, seconds
 from patchword.recipes import RECIPES, load_recipe
-from patchword.training import loop, resume, train
-from patchword.training.averaging import Average
-from patchword.training.folder import new_folder
+from patchword.training import resume, train
+from patchword.training import run as loop
+from patchword.training.callbacks import Watcher
+from patchword.training.distributed import World
+from patchword.training.ema import Average
+from patchword.training.init_model import freeze
 from patchword.training.lora import add_lora, merged_state
 from patchword.training.objective import class_weights, label_order, make_objective
-from patchword.training.optimisers import Muon, Sharpness, make_optimisers, newton_schulz, orthogonalised
+from patchword.training.optimizers import Muon, Sharpness, make_optimisers, newton_schulz, orthogonalised
+from patchword.training.run_dir import new_folder
 from patchword.training.schedule import BudgetClock, rate
-from patchword.training.setup import freeze
 from patchword.training.trainer import Trainer
 from patchword.training.validation import Answers, ask
-from patchword.training.watch import Watcher
-from patchword.training.world import World
 
 TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=16, depth=2, num_heads=2, mlp_dim=32)
 

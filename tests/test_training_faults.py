@@ -14,13 +14,14 @@ from PIL import Image
 
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
 from patchword.core.io import atomic_output
-from patchword.data.open import completed, open_data
+from patchword.data.resolve import completed, open_data
 from patchword.data.sources import ArraySource, Parts, from_arrays
 from patchword.errors import CheckpointError, ConfigError, DataError
-from patchword.training import head, train
-from patchword.training.folder import LOCK, new_folder
+from patchword.training import head_probe as head
+from patchword.training import train
+from patchword.training.callbacks import Briefing, Outcome
 from patchword.training.loggers import LogWatcher
-from patchword.training.watch import Briefing, Outcome
+from patchword.training.run_dir import LOCK, new_folder
 from runs import Nursery, last_step, shared_nursery, tiny, until, write_recipe
 
 TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)

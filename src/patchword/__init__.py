@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "AugmentConfig": "config",
     "Checkpoint": "checkpoints",
-    "Classifier": "classifier",
+    "Classifier": "inference.classifier",
     "Config": "config",
     "ConfigError": "errors",
     "DataConfig": "config",
@@ -23,26 +23,26 @@ _PLACES = {
     "OptimConfig": "config",
     "Parts": "data.sources",
     "PatchwordError": "errors",
-    "Preprocess": "preprocess",
+    "Preprocess": "data.preprocess",
     "ResNetConfig": "config",
     "ScheduleConfig": "config",
     "ViT": "models",
     "ViTConfig": "config",
     "Watcher": "training",
     "attention_maps": "inspection.capture",
-    "augmentation": "presets",
+    "augmentation": "config.presets",
     "build": "models",
     "create": "models",
-    "evaluate": "evaluation",
+    "evaluate": "evaluation.evaluate",
     "features": "inspection.capture",
     "from_arrays": "data.sources",
     "load": "checkpoints",
     "load_recipe": "recipes",
-    "open_data": "data.open",
+    "open_data": "data.resolve",
     "optimize_for_cpu": "models",
     "patchify": "models",
-    "preset": "presets",
-    "probe": "probing",
+    "preset": "config.presets",
+    "probe": "evaluation.probe",
     "read_checkpoint": "checkpoints",
     "resized": "models",
     "resume": "training",
@@ -91,7 +91,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .checkpoints import Checkpoint, load, read_checkpoint, write_checkpoint
-    from .classifier import Classifier
     from .config import (
         AugmentConfig,
         Config,
@@ -102,15 +101,16 @@ if TYPE_CHECKING:
         ScheduleConfig,
         ViTConfig,
     )
-    from .data.open import open_data
+    from .config.presets import augmentation, preset
+    from .data.preprocess import Preprocess
+    from .data.resolve import open_data
     from .data.sources import Parts, from_arrays
     from .errors import ConfigError, PatchwordError
-    from .evaluation import evaluate
+    from .evaluation.evaluate import evaluate
+    from .evaluation.probe import probe
+    from .inference.classifier import Classifier
     from .inspection.capture import attention_maps, features
     from .models import ViT, build, create, optimize_for_cpu, patchify, resized, unpatchify
-    from .preprocess import Preprocess
-    from .presets import augmentation, preset
-    from .probing import probe
     from .recipes import load_recipe
     from .training import Watcher, resume, train
 

@@ -1,5 +1,5 @@
 """`python -m patchword` is the command `patchword`."""
 
-from .cli import main
+from .cli.main import main
 
 main()

@@ -30,6 +30,8 @@ UPDATE = os.environ.get("PATCHWORD_UPDATE_SNAPSHOTS") == "1"
 RENAMED_KEYS: dict[str, str] = {}
 # Every key that documents got since then, with its type: "document:[].path.to.key" -> "number", in the new names.
 ADDED_KEYS: dict[str, str] = {
+    "serve_attention:results[].code": "string",
+    "serve_embed:results[].code": "string",
     "serve_explain:results[].code": "string",
     "serve_predict:results[].code": "string",  # error codes: control flow must not depend on wording
 }

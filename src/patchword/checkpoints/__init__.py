@@ -8,10 +8,10 @@ from ..errors import CheckpointError, ConfigError, ConversionError, Note
 from ..models import Model
 from .checkpoint import Checkpoint
 from .convert import WRITABLE, write_foreign
-from .files import TENSOR_SUFFIXES
-from .folder import CHECKPOINTS, DESCRIPTION, read_folder, read_unfinished, write_folder
-from .foreign import read_foreign
-from .rules import listed
+from .detect_format import read_foreign
+from .mapping import listed
+from .model_dir import CHECKPOINTS, DESCRIPTION, read_folder, read_unfinished, write_folder
+from .tensor_files import TENSOR_SUFFIXES
 
 __all__ = ["WRITABLE", "Checkpoint", "load", "read_checkpoint", "write_checkpoint"]
 

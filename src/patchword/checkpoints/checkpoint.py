@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ViTConfig
+from ..data.preprocess import Preprocess
 from ..errors import ConfigError, Note
 from ..models import Model, adapt_state, build, changed_config
-from ..preprocess import Preprocess
 
 HALF_LARGEST = torch.finfo(torch.float16).max
 PREPROCESS_NOTES = {"preprocess_assumed", "preprocess_stated"}  # superseded when the caller states the preprocessing

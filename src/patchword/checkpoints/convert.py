@@ -8,13 +8,13 @@ import torch
 
 from ..config import ViTConfig
 from ..core.io import atomic_output, write_json
+from ..data.preprocess import HALF, Preprocess
 from ..errors import CheckpointError, ConversionError, Note
-from ..preprocess import HALF, Preprocess
 from .checkpoint import Checkpoint, place_positions
+from .detect_format import FAMILIES, read_foreign
 from .family import HEADS, Family, Fields, Tensors
-from .files import MODEL_FILES, TENSOR_SUFFIXES, write_tensors
-from .foreign import FAMILIES, read_foreign
-from .rules import to_theirs
+from .mapping import to_theirs
+from .tensor_files import MODEL_FILES, TENSOR_SUFFIXES, write_tensors
 
 WRITABLE = tuple(f.name for f in FAMILIES if f.writes)
 # These are not about the weights; a format need not hold them.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..config import ViTConfig
 from ..errors import CheckpointError, Note
-from .rules import Table
+from .mapping import Table
 
 Tensors = dict[str, Tensor]
 Fields = dict[str, Any]

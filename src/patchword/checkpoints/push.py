@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ..errors import HubError
 from .card import model_card, without_paths
 from .checkpoint import Checkpoint
-from .folder import write_folder
 from .hub import parse_reference, use_plain_http
+from .model_dir import write_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

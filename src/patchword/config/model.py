@@ -7,7 +7,7 @@ regularised; a field that a checkpoint does not state is filled by the reader of
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import JsonConfig
+from .json_config import JsonConfig
 
 Size = tuple[int, int]
 MOST_BLOCKS, MOST_STAGES, MOST_UNITS = 512, 8, 512

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .base import JsonConfig
+from .json_config import JsonConfig
 from .model import ModelConfig, Size, ViTConfig
 
 Crop = Literal["none", "shift", "resized"]

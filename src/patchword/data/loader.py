@@ -18,13 +18,13 @@ from torch.nn import functional as F
 
 from ..config import AugmentConfig
 from ..errors import DataError, ImageError
-from ..preprocess import Preprocess
-from .ahead import ahead
-from .augment import augment
-from .crops import crop_boxes, crop_resized
-from .mixing import mix
-from .order import Order
+from .prefetch import ahead
+from .preprocess import Preprocess
+from .sampler import Order
 from .sources import ArraySource, Source
+from .transforms.augment import augment
+from .transforms.crop import crop_boxes, crop_resized
+from .transforms.mixup import mix
 
 Answer = TypeVar("Answer")
 

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from ..errors import DataError, Note
+from .class_labels import as_several, listed, matched_targets
 from .images import Mode, load_image, to_mode
-from .labels import as_several, listed, matched_targets
 
 # What the parts of a data set are called in folders, file names and tables; case does not matter.
 PART_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .labels import listed
-from .randomness import keys, uniform
+from .class_labels import listed
+from .keyed_rng import keys, uniform
 from .sources import Source
 
 

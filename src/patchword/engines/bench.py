@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint
 from ..core.runtime import resident_memory
-from .agreement import Agreement, agreement, answers
 from .engine import Engine, first_line, open_engine, prepare
-from .turns import in_turns
+from .parity import Agreement, agreement, answers
+from .timing import in_turns
 
 BATCHES = (1, 8, 32)
 

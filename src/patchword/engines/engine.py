@@ -11,8 +11,8 @@ from ..checkpoints import Checkpoint
 from ..errors import ConfigError, how_to_install
 from ..models import Model, optimize_for_cpu
 from ..models.token_merging import merge_schedule, reduce_tokens
-from .files import digest, keep_file, read_file
-from .packed import Packed
+from .engine_cache import digest, keep_file, read_file
+from .exportable import Packed
 
 Engine = Callable[[Tensor], Tensor]  # uint8 (B, H, W, C) to float32 (B, K), divided by the temperature
 Merged = Sequence[int]
@@ -74,7 +74,7 @@ def prepare(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None
     if kind.exact:  # nothing is measured: the file is the same for all pictures
         calibration = torch.zeros(0, dtype=torch.uint8)
     elif calibration is None:
-        from .agreement import sample_pictures
+        from .parity import sample_pictures
 
         assert checkpoint.preprocess is not None
         calibration = sample_pictures(checkpoint.preprocess)
@@ -119,7 +119,7 @@ def open_compiled(checkpoint: Checkpoint, merged: Merged) -> Engine:
 
 
 def open_torch_int8(checkpoint: Checkpoint, merged: Merged) -> Engine:
-    from .int8 import in_int8
+    from .torch_int8 import in_int8
 
     packed = in_int8(Packed(checkpoint, merged).eval())
 
@@ -138,7 +138,7 @@ def make_fp32(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> by
 
 def make_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
     from .onnx import make_onnx
-    from .quantise import int8_dynamic, int8_ready
+    from .quantize import int8_dynamic, int8_ready
 
     return int8_dynamic(make_onnx(int8_ready(checkpoint, calibration, merged)))
 
@@ -149,7 +149,7 @@ def make_merged(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> 
 
 def make_static(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
     from .onnx import make_onnx
-    from .quantise import int8_ready, int8_static
+    from .quantize import int8_ready, int8_static
 
     return int8_static(make_onnx(int8_ready(checkpoint, calibration, merged)), calibration)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from .. import __version__
 from ..checkpoints import Checkpoint
 from ..errors import ConfigError, ExportError, PatchwordError, how_to_install
-from .agreement import sample_pictures
 from .engine import ENGINES, Engine, first_line
-from .packed import Packed, example_of
+from .exportable import Packed, example_of
+from .parity import sample_pictures
 
 FORMATS = {".onnx": "onnx", ".pt2": "torch.export", ".xml": "openvino"}
 
@@ -68,7 +68,7 @@ def made(kind: str, checkpoint: Checkpoint, out: Path, wanted: Wanted, calibrati
     if kind == "torch.export":
         return make_pt2(Packed(checkpoint, wanted.merged, whole=wanted.whole), out, about(checkpoint, wanted))
     from .onnx import make_onnx
-    from .quantise import int8_ready
+    from .quantize import int8_ready
 
     if calibration is None:
         assert checkpoint.preprocess is not None
@@ -87,7 +87,7 @@ def write_onnx(graph: Any, out: Path, wanted: Wanted, said: str) -> Engine:
     import onnx
 
     from .onnx import OnnxSession
-    from .quantise import int8_dynamic
+    from .quantize import int8_dynamic
 
     if wanted.int8:
         graph = onnx.load_from_string(int8_dynamic(graph))

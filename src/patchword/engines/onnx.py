@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .packed import Packed, example_of
+from .exportable import Packed, example_of
 
 if TYPE_CHECKING:
     import onnx

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..classifier import Classifier
-from ..data.ahead import ahead
-from ..data.folders import match_classes
+from ..data.formats.image_folder import match_classes
+from ..data.prefetch import ahead
 from ..errors import DataError, ImageError
+from ..inference.classifier import Classifier
 from .corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
-from .measure import Labelled
+from .evaluate import Labelled
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,13 @@
 Every function takes a model and normalised images and gives arrays; `drawing` makes figures of them.
 """
 
-from .distance import Reach, attention_reach
+from .attention_distance import Reach, attention_reach
+from .attention_rollout import head_attention, rollout
 from .explain import METHODS, Method, explain, methods_for
+from .faithfulness import Curves, deletion_insertion, randomisation
 from .filters import Filters, embedding_filters
-from .looking import head_attention, rollout
-from .overlay import on_picture, overlay
-from .positions import position_similarity
-from .tokens import patch_colours, patch_similarity, patch_tokens, token_norms
-from .trust import Curves, deletion_insertion, randomisation
+from .position_similarity import position_similarity
+from .token_analysis import patch_colours, patch_similarity, patch_tokens, token_norms
 
 __all__ = [
     "METHODS",
@@ -24,8 +23,6 @@ __all__ = [
     "explain",
     "head_attention",
     "methods_for",
-    "on_picture",
-    "overlay",
     "patch_colours",
     "patch_similarity",
     "patch_tokens",

@@ -10,8 +10,8 @@ from ..config import ModelConfig, ViTConfig
 from ..errors import ConfigError
 from ..models import ViT
 from ..models.resnet import FeatureMap
+from .attention_rollout import head_attention, rollout
 from .capture import COPIES, MAP_BYTES
-from .looking import head_attention, rollout
 from .relevance import gradcam, relevance, token_gradients
 
 Method = Literal["relevance", "tokens", "gradcam", "rollout", "attention"]

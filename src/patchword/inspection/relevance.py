@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ..models import ViT
 from ..models.resnet import FeatureMap
+from .attention_rollout import read_rows, readers
 from .capture import forward_hooks, forward_with_maps
-from .looking import read_rows, readers
 
 
 def relevance(model: ViT, images: Tensor, classes: Tensor) -> Tensor:

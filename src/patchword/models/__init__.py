@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ViTConfig
-from ..presets import preset
+from ..config.presets import preset
 from .adapt import adapt_state, changed_config
 from .cpu import optimize_for_cpu
 from .distilled import DistilledViT

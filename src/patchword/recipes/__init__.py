@@ -1,7 +1,7 @@
 """Recipes: small Python files with a docstring (command, machine, time, result) and a `config`.
 
 Those of this folder go by their names; a user's own file works the same by its path. A recipe imports only
-`patchword.config` and `patchword.presets`.
+`patchword.config` and `patchword.config.presets`.
 """
 
 import difflib

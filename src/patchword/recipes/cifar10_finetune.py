@@ -4,7 +4,7 @@ Command: patchword train cifar10_finetune --budget 30m
 Machine: 2 cores (AMD EPYC, AVX-512, bf16), 24 minutes: 97.5 % on test, one seed (results/cifar10_finetune_24m.json).
 """
 
-from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ScheduleConfig
+from ..config import AugmentConfig, Config, DataConfig, OptimConfig, ScheduleConfig
 
 config = Config(
     name="cifar10-finetune",

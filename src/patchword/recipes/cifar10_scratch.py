@@ -9,7 +9,7 @@ time; results/cifar10_scratch_100m.json). In 30 minutes 90.08 and 90.45 % (two s
 early_scale 1 and cutout 0.25.
 """
 
-from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ScheduleConfig, ViTConfig
+from ..config import AugmentConfig, Config, DataConfig, OptimConfig, ScheduleConfig, ViTConfig
 
 config = Config(
     name="cifar10-scratch",

@@ -5,8 +5,8 @@ Published: 74.5 % top-1 (DeiT-Ti distilled, Touvron et al. 2021), from a RegNetY
 Not run here at that scale.
 """
 
-from patchword.config import Config, DataConfig, DistillConfig, OptimConfig, ScheduleConfig
-from patchword.presets import augmentation, preset
+from ..config import Config, DataConfig, DistillConfig, OptimConfig, ScheduleConfig
+from ..config.presets import augmentation, preset
 
 config = Config(
     name="deit",

@@ -5,7 +5,7 @@ Command: patchword train finetune --data.source photos --budget 10m  (or simply:
 Machine: 2 cores (AMD EPYC, AVX-512, bf16), Oxford Pets in 10 minutes: 92.7 and 92.1 % on test (results/pets_finetune*).
 """
 
-from patchword.config import AugmentConfig, Config, OptimConfig, ScheduleConfig
+from ..config import AugmentConfig, Config, OptimConfig, ScheduleConfig
 
 config = Config(
     name="finetune",

@@ -4,8 +4,8 @@ Command: torchrun --nproc-per-node 8 -m patchword train imagenet_augreg --data.s
 Published for this recipe: 76.5 % top-1 (Beyer et al. 2022). Not run here at that scale.
 """
 
-from patchword.config import Config, DataConfig, OptimConfig, ScheduleConfig
-from patchword.presets import augmentation, preset
+from ..config import Config, DataConfig, OptimConfig, ScheduleConfig
+from ..config.presets import augmentation, preset
 
 config = Config(
     name="imagenet-augreg",

@@ -4,7 +4,7 @@ Command: patchword quickstart  (the same as: patchword train quickstart)
 Machine: 1 core (AMD EPYC, AVX2), 63 s: 96.9 % of 359 digits, one seed (results/quickstart.json).
 """
 
-from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
+from ..config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
 
 config = Config(
     name="digits",

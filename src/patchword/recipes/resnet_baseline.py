@@ -3,7 +3,7 @@
 Command: patchword train resnet_baseline --data.source photos --epochs 20
 """
 
-from patchword.config import AugmentConfig, Config, OptimConfig, ResNetConfig, ScheduleConfig
+from ..config import AugmentConfig, Config, OptimConfig, ResNetConfig, ScheduleConfig
 
 config = Config(
     name="resnet-baseline",

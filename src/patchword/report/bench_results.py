@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..engines.bench import Measured
-from ..figures.exhibit import Exhibit
+from ..plots.panel import Exhibit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def bench_table(rows: Sequence[Measured], accuracy: dict[str, float]) -> tuple[t
 
 def bench_figure(rows: Sequence[Measured], accuracy: dict[str, float]) -> "Figure":
     """A point for each engine and batch size."""
-    from ..figures.theme import new_figure, plotted, theme
+    from ..plots.theme import new_figure, plotted, theme
 
     figure = new_figure(7.6, 4.6)
     y = "accuracy" if accuracy else "images with the same class as PyTorch fp32"

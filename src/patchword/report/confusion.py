@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ..evaluation.intervals import wilson
+from ..metrics.intervals import wilson
 from .formatting import percent, shorten, text_width
 from .panels import data_uri
 from .report_data import ClassificationResults

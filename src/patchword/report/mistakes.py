@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ..classifier import Classifier
 from ..errors import ImageError
-from ..evaluation.measure import Labelled
+from ..evaluation.evaluate import Labelled
+from ..inference.classifier import Classifier
 from .panels import data_uri
 from .report_data import ClassificationResults, Mistake
 

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from ..classifier import Classifier
 from ..core.io import atomic_output
 from ..core.text import visible
 from ..engines.bench import Measured
-from ..evaluation.classes import MOST_CONFUSED, confusion_matrix
-from ..evaluation.exhibits import reliability_exhibit, robustness_exhibit
-from ..evaluation.measure import Evaluation, Labelled
-from ..evaluation.metrics import Tally
+from ..evaluation.evaluate import Evaluation, Labelled
 from ..evaluation.robustness import Robustness
-from ..figures.exhibit import Exhibit
-from ..figures.files import PAGE, write_page
+from ..inference.classifier import Classifier
+from ..metrics.classification import Tally
+from ..metrics.per_class import MOST_CONFUSED, confusion_matrix
+from ..plots.panel import Exhibit
 from .bench_results import NAME as BENCH_FIGURE
 from .bench_results import bench_exhibit
 from .confusion import class_table, confusion_matrix_view
 from .curves import training_curves
 from .environment import render
+from .evaluation_panels import reliability_exhibit, robustness_exhibit
+from .figure_files import PAGE, write_page
 from .formatting import percent, plain
 from .mistakes import MAX_MISTAKES, hardest_mistakes, thumbnails
 from .panels import make_panels

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from ..figures.exhibit import Exhibit
+from ..plots.panel import Exhibit
 
 if TYPE_CHECKING:
-    from ..figures.theme import Theme
+    from ..plots.theme import Theme
 
 DPI = 110
 WIDE = 700  # pixels: a wider figure is scrolled on a phone, since its text would be unreadable if it shrank
@@ -39,7 +39,7 @@ def make_panels(exhibits: Sequence[Exhibit]) -> list[Panel]:
 
 def make_panel(exhibit: Exhibit) -> Panel:
     """Draw a figure in both color schemes."""
-    from ..figures.theme import DARK, LIGHT  # imports matplotlib, which a training report does not need
+    from ..plots.theme import DARK, LIGHT  # imports matplotlib, which a training report does not need
 
     (dark, _), (light, width) = (rendered(exhibit, theme) for theme in (DARK, LIGHT))
     return Panel(exhibit.title, exhibit.seen, exhibit.paper, light, dark, width > WIDE, exhibit.table)
@@ -49,7 +49,7 @@ def rendered(exhibit: Exhibit, theme: "Theme") -> tuple[str, int]:
     """The figure as a data URI, and its width in pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from ..figures.theme import drawn_in
+    from ..plots.theme import drawn_in
 
     figure = exhibit.figure(theme)
     with drawn_in(theme):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.text import count, plural
-from ..evaluation.intervals import wilson
+from ..metrics.intervals import wilson
 from .formatting import duration, percent
 from .report_data import ClassificationResults, TrainingReport, finite
 

@@ -13,15 +13,15 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from .. import __version__
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..checkpoints.card import without_paths
-from ..classifier import Classifier, find_class
 from ..config import ViTConfig
 from ..core.runtime import thread_limit
-from ..engines.choose import asked
+from ..engines.auto import asked
 from ..errors import ConfigError, ImageError
-from .guard import Guard
+from ..inference.classifier import Classifier, find_class
 from .limits import Limits
-from .meters import Meters
-from .problems import Problem, busy
+from .middleware import Guard
+from .problem_json import Problem, busy
+from .prometheus import Meters
 from .service import Picture, Service
 from .uploads import uploads
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from .limits import Limits
-from .meters import Meters
-from .problems import Problem, busy
+from .problem_json import Problem, busy
+from .prometheus import Meters
 from .worker import Worker, WorkerDied, WorkerFailed
 
 DEARER = 4  # times as long: a map needs the gradients, too, an attention all its weights

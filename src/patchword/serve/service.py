@@ -17,16 +17,16 @@ from starlette.requests import Request
 from ..checkpoints import Checkpoint
 from ..config import ViTConfig
 from ..data.images import load_image
+from ..data.preprocess import Preprocess
 from ..engines.engine import Prepared
 from ..errors import ImageError
 from ..inspection.explain import BY_CLASS, Method, methods_for
-from ..inspection.overlay import overlay, scaled
-from ..preprocess import Preprocess
+from ..plots.overlay import overlay, scaled
 from .batcher import Batcher
-from .guard import ClientGone
 from .limits import Limits
-from .meters import Meters
-from .problems import Problem
+from .middleware import ClientGone
+from .problem_json import Problem
+from .prometheus import Meters
 from .uploads import Upload
 from .worker import Worker
 

@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from .limits import Limits
-from .problems import Problem
+from .problem_json import Problem
 
 WAYS = (
     "Send a picture as a form with files, as the body itself (Content-Type: image/jpeg), or as JSON: "

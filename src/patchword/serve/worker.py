@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from ..checkpoints import Checkpoint
-from ..classifier import Classifier
 from ..engines.engine import Prepared
+from ..inference.classifier import Classifier
+from ..inspection.attention_rollout import readers_of
 from ..inspection.capture import attention_maps
 from ..inspection.explain import explain
-from ..inspection.looking import readers_of
 from ..models import ViT
 
 FORKING = "forkserver" in multiprocessing.get_all_start_methods()

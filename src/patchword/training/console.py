@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..config import ResNetConfig
-from .watch import Briefing, Outcome, Watcher
+from .callbacks import Briefing, Outcome, Watcher
 
 LINE_EVERY = 5.0  # seconds between lines where there is no terminal
 

@@ -9,20 +9,20 @@ import torch
 
 from .. import __version__
 from ..checkpoints.checkpoint import Checkpoint
-from ..data.doctor import machine_facts
+from ..core.runtime import machine_facts
 from ..data.loader import Loader
 from ..errors import Note
-from ..evaluation.classes import MOST_CONFUSED, class_figures, confusion_matrix
-from ..evaluation.metrics import average_precision
+from ..metrics.classification import average_precision
+from ..metrics.per_class import MOST_CONFUSED, class_figures, confusion_matrix
 from ..models import optimize_for_cpu
 from ..report import Mistake, TrainingReport, write_training_report
-from .folder import publish
-from .state import read_checkpoint_folder
+from .callbacks import Outcome
+from .checkpointing import read_checkpoint_folder
+from .run_dir import publish
 from .validation import Answers, ask
-from .watch import Outcome
 
 if TYPE_CHECKING:
-    from .loop import Run
+    from .run import Run
 
 SHOWN_MISTAKES = 24
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError, how_to_install
-from .watch import Briefing, Outcome, Watcher
+from .callbacks import Briefing, Outcome, Watcher
 
 
 class LogWatcher(Watcher):

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from ..checkpoints import read_checkpoint
 from ..config import Config, DistillConfig, ViTConfig
-from ..data.folders import match_classes
+from ..data.formats.image_folder import match_classes
+from ..data.preprocess import Preprocess
 from ..errors import ConfigError, DataError
 from ..models import optimize_for_cpu
-from ..preprocess import Preprocess
 
 
 class Objective:

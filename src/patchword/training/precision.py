@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..config.train import Precision
-from ..engines.probe import probe
+from ..engines.capabilities import probe
 from ..errors import ConfigError
 
 WORTHWHILE = 1.2  # a gain that outweighs the precision

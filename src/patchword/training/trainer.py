@@ -12,22 +12,22 @@ from torch.optim import Optimizer
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import Config
+from ..data.keyed_rng import keys
 from ..data.loader import Batch, Loader
-from ..data.order import BalancedOrder, Order
-from ..data.randomness import keys
+from ..data.sampler import BalancedOrder, Order
 from ..data.sources import Parts
 from ..errors import ConfigError, Note
-from .averaging import Average
-from .guard import Fault, Place, diagnose
-from .head import probe_head
+from .cpu_data_parallel import Shares, share_count
+from .distributed import World
+from .ema import Average
+from .head_probe import probe_head
+from .init_model import early_size, learning, make_start
 from .lora import merged_state
+from .nan_guard import Fault, Place, diagnose
 from .objective import Teacher, make_objective
-from .optimisers import Sharpness, make_optimisers, set_rate
+from .optimizers import Sharpness, make_optimisers, set_rate
 from .precision import autocast
 from .schedule import rate
-from .setup import early_size, learning, make_start
-from .shares import Shares, share_count
-from .world import World
 
 PROBE_SHARE = 0.2  # of a budget, at most, goes to the features that a new head is learnt from
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from ..data.loader import Batch, Loader
 from ..errors import DataError
-from ..evaluation.calibration import fit_temperature
-from ..evaluation.metrics import Tally, multi_label_figures
-from .world import World
+from ..metrics.calibration import fit_temperature
+from ..metrics.classification import Tally, multi_label_figures
+from .distributed import World
 
 BATCH_SIZE = 64  # pictures, on each core
 

@@ -1,0 +1,134 @@
+"""Every other project's checkpoints: recognised by their tensor names, read into ours."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..config import ViTConfig
+from ..core.io import read_json
+from ..data.datasets.imagenet import imagenet_classes
+from ..data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from ..errors import CheckpointError, ConfigError, Note
+from ..models import tensor_shapes
+from ..models.adapt import ADAPTED, FREE
+from .checkpoint import Checkpoint
+from .family import Described, Family, Fields, Source
+from .formats.big_vision import BigVision
+from .formats.dinov2 import DINOv2
+from .formats.facebook_deit import DeiT
+from .formats.google import Google
+from .formats.timm import Timm
+from .formats.torchvision import Torchvision
+from .formats.transformers import Transformers
+from .formats.vit_pytorch import ViTPytorch
+from .mapping import listed, to_ours
+from .tensor_files import TENSOR_SUFFIXES, read_tensors
+
+# In this order: a later family's names may be part of an earlier one's.
+FAMILIES: tuple[Family, ...] = (
+    *(Google(), BigVision(), Transformers(), Torchvision(), ViTPytorch()),
+    *(DINOv2(), DeiT(), Timm()),
+)
+WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
+
+
+def read_foreign(path: Path, given: Fields) -> Checkpoint:
+    """A checkpoint of any family. `given` are model fields the caller states where the file does not."""
+    source = find_source(path)
+    family = recognise(source)
+    declared = {k: v for k, v in given.items() if k not in ADAPTED | FREE}
+    try:
+        tensors, quirks = family.normalise(source)
+        extras = {ours: tensors.pop(theirs) for ours, theirs in family.unused.items() if theirs in tensors}
+        described = family.describe(source, tensors, given)
+        config = ViTConfig.from_json({**described.fields, **declared})
+        state = to_ours(tensors, config, family.table(config), family.name, tensor_shapes(config))
+        preprocess = make_preprocess(family, described, config)
+        labels, label_notes = make_labels(described, config)
+    except (ConfigError, CheckpointError) as error:
+        raise CheckpointError(f"{source.path} ({family.name}): {error}") from None
+    checkpoint = Checkpoint(config, state, preprocess, labels, family=family.name, quirks=quirks, extras=extras)
+    checkpoint = checkpoint.adapted(**{k: v for k, v in given.items() if k in ADAPTED | FREE})
+    notes = (*described.notes, *label_notes, *checkpoint.notes)
+    if "mean" not in described.preprocess and checkpoint.preprocess is not None:
+        text = f"the file does not state its preprocessing; {family.name}'s default: {checkpoint.preprocess.summary()}."
+        notes = (Note(text, "preprocess_assumed"), *notes)
+    provenance = {"read_from": source.path.name, "family": family.name, "assumed": list(notes)}
+    return replace(checkpoint, notes=notes, provenance=provenance)
+
+
+def find_source(path: Path) -> Source:
+    """The tensors of a file, or of a folder with one checkpoint in it, and the JSON files beside them."""
+    if path.is_dir():
+        folder, files = path, [f for f in sorted(path.iterdir()) if f.suffix in TENSOR_SUFFIXES]
+        preferred = [f for f in files if f.name in ("model.safetensors", "pytorch_model.bin")]
+        if (path / "model.safetensors.index.json").is_file():
+            files = shards(path)
+        elif len(files) > 1:
+            if not preferred:
+                raise CheckpointError(
+                    f"{path} holds several checkpoints ({listed([f.name for f in files])}): name one."
+                )
+            files = preferred[:1]
+        if not files:
+            raise CheckpointError(f"{path} holds no checkpoint file ({', '.join(TENSOR_SUFFIXES)}).")
+    else:
+        folder, files = path.parent, [path]
+    tensors, wrapped = {}, False
+    for file in files:
+        more, wrapped = read_tensors(file)
+        tensors.update(more)
+    for wrapper in WRAPPERS:
+        if all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): t for name, t in tensors.items()}
+    config = optional_json(folder / "config.json")
+    belongs = "model_type" in config or "architecture" in config  # not just any config.json
+    processor = optional_json(folder / "preprocessor_config.json")
+    return Source(path, tensors, wrapped, config if belongs else {}, processor)
+
+
+def shards(folder: Path) -> list[Path]:
+    mapping = read_json(folder / "model.safetensors.index.json").get("weight_map")
+    names = list(mapping.values()) if isinstance(mapping, dict) else []
+    if not names or not all(isinstance(n, str) and Path(n).name == n for n in names):
+        raise CheckpointError(f"{folder / 'model.safetensors.index.json'} does not list the files of the model.")
+    return [folder / n for n in sorted(set(names))]
+
+
+def optional_json(path: Path) -> Fields:
+    return read_json(path) if path.is_file() else {}
+
+
+def recognise(source: Source) -> Family:
+    for family in FAMILIES:
+        if family.recognises(source):
+            return family
+    raise CheckpointError(
+        f"{source.path} is of no known family ({', '.join(f.name for f in FAMILIES)}). "
+        f"Its tensors: {listed(sorted(source.tensors), 6)}."
+    )
+
+
+def make_preprocess(family: Family, described: Described, config: ViTConfig) -> Preprocess | None:
+    """What the checkpoint says of its preprocessing, else what the family documents; None if these are no pictures."""
+    if config.in_channels not in (1, 3):
+        return None
+    fields: Fields = {**family.preprocess, **described.preprocess}
+    imagenet = fields.pop("statistics", None) == "imagenet"
+    fields.setdefault("mean", IMAGENET_MEAN if imagenet else HALF)
+    fields.setdefault("std", IMAGENET_STD if imagenet else HALF)
+    fields |= Preprocess.cast_fields({name: fields[name] for name in ("mean", "std")})
+    for name in ("mean", "std"):
+        if fields[name] and len(fields[name]) != config.in_channels:
+            fields[name] = (sum(fields[name]) / len(fields[name]),) * config.in_channels
+    return Preprocess(size=config.image_size, **fields)
+
+
+def make_labels(described: Described, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[Note]]:
+    if described.labels is not None:
+        if len(described.labels) != config.num_classes:
+            raise CheckpointError(f"{len(described.labels)} labels for {config.num_classes} classes.")
+        return described.labels, []
+    if config.num_classes == 1000:
+        text = "1000 classes without names: taken to be ImageNet-1k."
+        return tuple(name for _, name in imagenet_classes()), [Note(text, "labels_assumed")]
+    return None, []

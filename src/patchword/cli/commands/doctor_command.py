@@ -1,0 +1,78 @@
+"""`patchword doctor`: what is found about data, a run that stopped, or this machine, on the screen or as JSON."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ...config import DataConfig
+from ...data.resolve import open_data
+from ...doctor import Finding, examine, examine_config, findings_table, machine_findings
+from ...engines.capabilities import probe
+from ...engines.engine import ENGINES
+from ...engines.engine_trials import try_engines
+from ...training.nan_guard import replay
+from ...training.precision import WORTHWHILE
+from ...training.run_dir import CONFIG, read_config
+from ..output import progress
+
+
+def consult(what: str | None, image_size: tuple[int, int], patch_size: tuple[int, int], as_json: bool) -> int:
+    """Prints what was found; 3 if there are errors or warnings, else 0."""
+    if what is None:
+        with progress("trying engines", len(ENGINES)) as step:
+            findings = [*machine_findings(), precision(), *engines(step)]
+    elif (Path(what) / CONFIG).is_file():
+        findings = examine_run(Path(what))
+    else:
+        parts = open_data(DataConfig(source=what), seed=0)
+        with progress("examining", sum(map(len, parts.present().values()))) as step:
+            findings = examine(parts, image_size=image_size, patch_size=patch_size, on_progress=step)
+    if as_json:
+        print(json.dumps([finding.to_json() for finding in findings], indent=2))
+    elif findings:
+        Console().print(findings_table(findings))
+    else:
+        print("Nothing is wrong.")
+    return 3 if any(finding.severity != "note" for finding in findings) else 0
+
+
+def precision() -> Finding:
+    """A verdict of a child process, not what the processor announces."""
+    seen = probe()
+    if not seen.bf16_works:
+        return Finding("note", "bf16 does not work here: a trial did not survive", (), "patchword computes in fp32.")
+    used = "is used" if seen.bf16_gain > WORTHWHILE else "is not used"
+    return Finding("note", f"a bf16 product runs at {seen.bf16_gain:.2g} times the speed of fp32", (), f"It {used}.")
+
+
+def engines(on_progress: Callable[[], object]) -> list[Finding]:
+    """What trials in processes of their own said of each engine, the fastest first."""
+    verdicts = try_engines(on_progress=on_progress)
+    base = verdicts["torch"]
+    working = sorted((each for each in verdicts.values() if each.works), key=lambda each: -each.batched)
+    findings = []
+    for each in working:
+        speed = f"{each.single:.0f} pictures a second one at a time, {each.batched:.0f} in batches"
+        gain = f" ({each.batched / base.batched:.2g} times torch)" if base.works and each is not base else ""
+        findings.append(Finding("note", f"engine {each.name} works: {speed}{gain}", (ENGINES[each.name].means,)))
+    for each in verdicts.values():
+        if not each.works:
+            findings.append(Finding("note", f"engine {each.name} is not used: {each.why}", (ENGINES[each.name].means,)))
+    advice = "--engine auto measures with your model. int8 changes answers a little: patchword bench shows how much."
+    return [*findings, Finding("note", "engines were tried with a ViT of 3 blocks, 384 wide", (), advice)]
+
+
+def examine_run(run: Path) -> list[Finding]:
+    """Every step that met a NaN or Inf, computed again; and what its config was told of when it was trained."""
+    findings = [replace(finding, severity="note") for finding in examine_config(read_config(run))]
+    for folder in sorted((run / "faults").glob("step-*")):
+        fault, again = replay(folder)
+        place = f"{fault.place.where}, {fault.place.layer}" if fault.place else "unknown"
+        same = "computed again, it is the same" if again == fault.place else f"computed again, it is {again}"
+        what = f"step {fault.step + 1} met a number that is not finite ({place}); {same}"
+        advice = "Look at these pictures; lower optim.lr, set optim.clip, or use fp32."
+        findings.append(Finding("error", what, tuple(fault.samples[:10]), advice))
+    return findings

@@ -1,0 +1,125 @@
+"""The command that measures a model: evaluate."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ...errors import ConfigError
+from ..model_args import NOTHING, EngineName, Flag, ModelReference, Reading, title_of, words
+from ..output import print_evaluation, progress, report_unread, say
+
+if TYPE_CHECKING:
+    from ...evaluation import Evaluation, Labelled
+    from ...evaluation.robustness import Robustness
+    from ...inference.classifier import Classifier
+
+
+def evaluate(
+    model: ModelReference,
+    data: Annotated[Positional[str], words("DATA")],
+    reading: OmitArgPrefixes[Reading] = NOTHING,
+    against: Annotated[str | None, words("MODEL")] = None,
+    json: Flag = False,
+    csv: Annotated[Path | None, words("FILE")] = None,
+    out: Annotated[Path | None, words("DIR")] = None,
+    corruptions: Flag = False,
+    overwrite: Flag = False,
+    batch_size: int = 16,
+    engine: EngineName = "torch",
+) -> int:
+    """Measure a model on labelled pictures, with 95 % intervals.
+
+    Example: patchword evaluate model.npz imagenet/val --json
+
+    Args:
+        data: DATA/CLASS/*.jpg with folders named by label, WordNet id or index; or a data set such as cifar10
+        against: another model, for the same pictures: is the first really better?
+        json: one JSON document on standard output, nothing else
+        csv: write every prediction into a table
+        out: folder for a page: confusions, reliability diagram, classes, hardest mistakes
+        corruptions: also measure on pictures made worse in 15 ways, at five severities: 75 times the work
+        overwrite: replace the table and the page if they are there
+        batch_size: pictures that go through the model together, on each core
+    """
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
+    if csv and csv.exists() and not overwrite:
+        raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
+    from ...evaluation import evaluate as measure
+    from ...evaluation import labelled_pictures
+    from ...inference.classifier import Classifier
+    from ...inference.prediction_csv import write_rows
+    from ...report.figure_files import require_room
+
+    if out:
+        require_room(out, overwrite)
+    checkpoint = reading.read(model)
+    if corruptions and checkpoint.several:
+        raise ConfigError("--corruptions goes with models that give one class for each picture.")
+    pictures = labelled_pictures(data, checkpoint.several)
+    classifier, other = Classifier(checkpoint, engine), Classifier.load(against) if against else None
+    if engine == "auto":
+        say(f"engine: {classifier.chosen}")
+    check_labels(classifier, model, pictures)
+    if other is not None:
+        check_labels(other, str(against), pictures)
+    with progress("evaluating", len(pictures) * (2 if other else 1)) as step:
+        result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
+    if csv:
+        write_rows(csv, result.rows)
+        say(f"wrote {csv}")
+    robust = made_worse(classifier, pictures) if corruptions else None
+    if out:
+        write_evaluation_page(out, model, data, classifier, pictures, result, robust)
+    print_result(result, robust, pictures[0].part, json)
+    return report_unread(result.skipped, len(pictures))
+
+
+def made_worse(classifier: "Classifier", pictures: "list[Labelled]") -> "Robustness":
+    from ...evaluation.robustness import robustness
+
+    with progress("making worse", len(pictures)) as step:
+        return robustness(classifier, pictures, step)
+
+
+def print_result(result: "Evaluation", robust: "Robustness | None", part: str, json: bool) -> None:
+    if json:
+        extra = {"part": part, **({"corruptions": robust.to_json()} if robust else {})}
+        print(json_format.dumps(result.to_json() | extra, indent=2))
+        return
+    if part:
+        print(f"part      {part}")
+    print_evaluation(result, robust)
+
+
+def check_labels(classifier: "Classifier", name: str, pictures: "list[Labelled]") -> None:
+    """Before time is spent: do the classes fit the model, and if not, which model?"""
+    from ...data.formats.image_folder import match_classes
+    from ...errors import DataError
+
+    names = sorted({label for each in pictures for label in each.labels})
+    try:
+        match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
+    except DataError as error:
+        raise DataError(f"{name}: {error}", code=error.code) from None
+
+
+def write_evaluation_page(
+    out: Path, model: str, data: str, classifier: "Classifier", pictures: "list[Labelled]",
+    result: "Evaluation", robust: "Robustness | None",
+) -> None:  # fmt: skip
+    from ...report.figure_files import PAGE
+    from ...report.pages import write_evaluation
+
+    split = f" ({pictures[0].part} split)" if pictures[0].part else ""
+    facts = [
+        ("Model", title_of(model)),
+        ("Architecture", repr(classifier)),
+        ("Data", f"{data}, {len(pictures):,} images{split}"),
+        ("Temperature", f"{classifier.checkpoint.temperature:g}"),
+        ("Throughput", f"{result.images_per_second:.1f} images per second"),
+    ]
+    write_evaluation(out, title_of(model), classifier, pictures, result, facts, robust)
+    say(f"wrote {out / PAGE}")

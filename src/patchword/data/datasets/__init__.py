@@ -1,0 +1,1 @@
+"""Named data sets: where they come from, how they are downloaded and unpacked."""

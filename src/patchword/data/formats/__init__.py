@@ -1,0 +1,1 @@
+"""Data set formats: image folders, CSV lists, Parquet, tar shards, arrays, Hugging Face data sets."""

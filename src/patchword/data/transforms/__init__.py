@@ -1,0 +1,1 @@
+"""Training augmentation: crops, color, RandAugment, mixup."""

@@ -1,1 +1,0 @@
-"""Figures of the arrays: each function takes arrays and gives a matplotlib Figure, drawn in the theme in force."""

@@ -1,0 +1,1 @@
+"""Metrics on plain arrays: classification, multi-label, calibration, intervals. No models, no files."""

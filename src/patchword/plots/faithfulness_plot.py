@@ -1,0 +1,26 @@
+"""Deletion and insertion curves of each way to explain, against a random order."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..inspection.explain import METHODS
+from ..inspection.faithfulness import RANDOM, Curves
+from .theme import new_figure, plotted, theme
+
+
+def trust_figure(curves: dict[str, Curves]) -> Figure:
+    figure = new_figure(10, 4.0)
+    panels = figure.subplots(1, 2, sharey=True)
+    plotted(panels[0], "Deletion: lower is better", "part of the picture taken away", "probability of the class")
+    plotted(panels[1], "Insertion: higher is better", "part of the picture shown", "")
+    colours = dict(zip(METHODS, theme().series, strict=True)) | {RANDOM: theme().soft}  # the same on every page
+    for name, found in curves.items():
+        style = {"linestyle": (0, (3, 3))} if name == RANDOM else {}
+        for axes, values in zip(panels, (found.deletion, found.insertion), strict=True):
+            x = np.linspace(0, 1, values.shape[1])
+            axes.plot(x, values.mean(axis=0), color=colours[name], linewidth=2, label=name, **style)
+    for axes in panels:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_ylim(0, 1)
+    panels[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

@@ -1,0 +1,84 @@
+"""Figures of an evaluation: the reliability diagram, and accuracy on corrupted images."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..evaluation.corruptions import SEVERITIES
+from ..evaluation.robustness import Robustness
+from ..metrics.calibration import equal_width
+from ..metrics.classification import FEW
+from ..plots.panel import Exhibit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..metrics.calibration import Bin
+
+
+def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float) -> Exhibit:
+    bins = equal_width(confidences, right)
+    sure, correct = float(confidences.mean()), float(right.mean())
+    verdict = f"well calibrated, within the uncertainty of {len(right):,} images"
+    if abs(sure - correct) > max(0.01, 1.96 * float(np.sqrt(correct * (1 - correct) / len(right)))):
+        verdict = "overconfident" if sure > correct else "underconfident"
+    seen = (
+        f"Mean confidence {sure:.1%}, accuracy {correct:.1%}: {verdict}. The expected calibration error, the mean gap "
+    )
+    seen += f"between confidence and accuracy over the bins, is {100 * error:.1f} points"
+    seen += ", but it is not reliable with so few images." if len(right) < FEW else "."
+    seen += " On the dashed diagonal, confidence equals accuracy."
+    arrays = {
+        "confidence": np.array([b.confidence for b in bins]),
+        "accuracy": np.array([b.accuracy for b in bins]),
+        "count": np.array([b.count for b in bins]),
+    }
+    draw = partial(reliability_figure, bins)
+    return Exhibit("reliability", "Calibration", seen, "", draw, arrays)
+
+
+def reliability_figure(bins: "list[Bin]") -> "Figure":
+    from ..plots.theme import new_figure, plotted, theme
+
+    figure = new_figure(6.4, 5.6)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    plotted(top, "Reliability diagram", "", "accuracy")
+    top.plot([0, 1], [0, 1], color=theme().soft, linewidth=1, linestyle="--")
+    confidence, accuracy, count = (np.array([getattr(b, n) for b in bins]) for n in ("confidence", "accuracy", "count"))
+    reach = 1.96 * np.sqrt(np.maximum(accuracy * (1 - accuracy), 0.25 / np.maximum(count, 1)) / count)
+    bounds = np.stack([np.minimum(reach, accuracy), np.minimum(reach, 1 - accuracy)])
+    top.errorbar(confidence, accuracy, yerr=bounds, color=theme().series[0], marker="o", capsize=3, linestyle="none")
+    top.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
+    plotted(bottom, "", "confidence", "images")
+    bottom.yaxis.get_major_locator().set_params(integer=True)
+    bottom.bar(confidence, count, width=0.03, color=theme().series[0], alpha=0.6)
+    return figure
+
+
+def robustness_exhibit(found: Robustness) -> Exhibit:
+    """A line for each family, and a table of all."""
+    worst = min(found.accuracy, key=lambda name: float(np.mean(found.accuracy[name])))
+    seen = f"Accuracy on {found.n:,} images: {found.clean:.1%} clean, {found.mean:.1%} on average over "
+    seen += f"{len(found.accuracy)} corruptions at five severities. Worst: {worst.replace('_', ' ')}."
+    rows = [
+        (name.replace("_", " "), *(f"{100 * value:.1f}" for value in values), f"{100 * np.mean(values):.1f}")
+        for name, values in found.accuracy.items()
+    ]
+    head = ("accuracy, %", *(f"severity {s}" for s in SEVERITIES), "mean")
+    arrays = {name: np.array(values) for name, values in found.accuracy.items()}
+    draw = partial(robustness_figure, found)
+    return Exhibit("corruptions", "Robustness to corruptions", seen, "", draw, arrays, (head, *rows))
+
+
+def robustness_figure(found: Robustness) -> "Figure":
+    from ..plots.theme import new_figure, plotted, theme
+
+    figure = new_figure(7.2, 4.4)
+    axes = plotted(figure.subplots(), "Accuracy by corruption family", "severity", "accuracy")
+    for colour, (name, values) in zip(theme().series, found.families().items(), strict=False):
+        axes.plot((0, *SEVERITIES), (found.clean, *values), color=colour, marker="o", linewidth=1.8, label=name)
+    axes.set(ylim=(0, 1.02), xticks=(0, *SEVERITIES))
+    axes.set_xticklabels(("clean", *map(str, SEVERITIES)))
+    axes.legend(frameon=False)
+    return figure
