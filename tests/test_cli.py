@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import patchword
-from patchword import cli
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from patchword.cli import main as cli
 from patchword.cli.config_flags import model_flags
 from patchword.config import ViTConfig
 from patchword.data.preprocess import Preprocess

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import patchword as pw
 from helpers import snapshots
 from helpers.snapshots import check_arrays, check_exact, check_openapi, check_rows, check_schema, schema_of
-from patchword import cli
+from patchword.cli import main as cli
 from patchword.config import (
     AugmentConfig,
     Config,
