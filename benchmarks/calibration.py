@@ -15,7 +15,7 @@ import torch
 from harness import shown, write_result
 
 from patchword.data.formats.image_folder import match_classes
-from patchword.evaluation import Tally, labelled_pictures
+from patchword.evaluation import ClassificationMetrics, labeled_images
 from patchword.inference.classifier import Classifier
 from patchword.metrics.calibration import fit_temperature
 from patchword.metrics.classification import expected_calibration_error
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("folder")
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
-    pictures = labelled_pictures(args.folder)
+    pictures = labeled_images(args.folder)
     labels = classifier.checkpoint.labels
     indices = match_classes(sorted({str(p.label) for p in pictures}), labels, classifier.checkpoint.config.num_classes)
     rows = list(classifier.stream(p.picture for p in pictures))
@@ -49,7 +49,7 @@ def main() -> None:
     divided = logits / np.where(half == 0, temperatures[1], temperatures[0])[:, None]
     found: dict[str, Any] = {"temperatures": [round(t, 4) for t in temperatures]}
     for name, values in (("before", logits), ("after", divided)):
-        tally = Tally()
+        tally = ClassificationMetrics()
         tally.add(torch.from_numpy(values), targets.tolist())
         figures, intervals = tally.detailed(logits.shape[1])
         found[name] = {key: {"value": figures[key], "interval": intervals[key]} for key in SHOWN}

@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     args = parser.parse_args()
     torch.manual_seed(0)
-    model = pw.create(args.model)
+    model = pw.create_model(args.model)
     torch.nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
     config, size = model.config, model.config.image_size[0]
     checkpoint = Checkpoint(config, dict(model.state_dict()), Preprocess(config.image_size, mean=HALF, std=HALF))

@@ -20,7 +20,7 @@ import torch
 from harness import write_result
 
 from patchword.data.images import list_images
-from patchword.data.prefetch import ahead
+from patchword.data.prefetch import prefetch
 from patchword.evaluation import evaluate
 from patchword.inference.classifier import BATCH_SIZE, Classifier
 
@@ -40,14 +40,14 @@ def one_batch_on_all_cores(classifier: Classifier, pixels: torch.Tensor, count: 
 
 def a_batch_on_each_core(classifier: Classifier, pixels: torch.Tensor, count: int) -> float:
     start = time.perf_counter()
-    for _ in ahead(lambda _: classifier.logits(pixels), range(count // len(pixels)), torch.get_num_threads()):
+    for _ in prefetch(lambda _: classifier.logits(pixels), range(count // len(pixels)), torch.get_num_threads()):
         pass
     return count / (time.perf_counter() - start)
 
 
 def decoding_alone(classifier: Classifier, files: list[Path]) -> float:
     start = time.perf_counter()
-    for _ in ahead(classifier.pixels, files, torch.get_num_threads()):
+    for _ in prefetch(classifier.pixels, files, torch.get_num_threads()):
         pass
     return len(files) / (time.perf_counter() - start)
 

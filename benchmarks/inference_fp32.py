@@ -43,7 +43,7 @@ def models(name: str) -> dict[str, Callable[[torch.Tensor], object]]:
         image_size=224, patch_size=16, num_classes=1000, dim=width, depth=depth, heads=heads, mlp_dim=4 * width
     )
     return {
-        "patchword": pw.optimize_for_cpu(pw.create(name)).eval(),
+        "patchword": pw.optimize_for_cpu(pw.create_model(name)).eval(),
         "transformers": ViTForImageClassification(theirs).eval(),
         "vit-pytorch": lucid.eval(),
     }

@@ -24,8 +24,8 @@ from patchword.engines import open_engine
 from patchword.engines.engine import Engine
 from patchword.engines.exportable import Packed
 from patchword.engines.onnx import OnnxSession, make_onnx, quiet
-from patchword.engines.parity import agreement, answers
-from patchword.evaluation import labelled_pictures
+from patchword.engines.parity import answers, measure_parity
+from patchword.evaluation import labeled_images
 from patchword.inference.classifier import Classifier
 from patchword.models.token_merging import merge_schedule
 
@@ -51,7 +51,7 @@ def main() -> None:
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
     checkpoint = classifier.checkpoint
-    pictures = labelled_pictures(args.folder)
+    pictures = labeled_images(args.folder)
     named = match_classes(sorted({str(p.label) for p in pictures}), checkpoint.labels, checkpoint.config.num_classes)
     targets = torch.tensor([named[str(p.label)] for p in pictures])
     pixels = torch.stack([classifier.pixels(p.picture) for p in pictures])
@@ -76,7 +76,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, engine in engines.items():
         said = answers(engine, pixels, BATCH)
-        found = agreement(reference, said)
+        found = measure_parity(reference, said)
         speed = BATCH / statistics.median(times[name])
         top1 = float((said.argmax(dim=1) == targets).double().mean())
         row = {"top1": top1, "same": found.same, "divergence": found.divergence, "pictures_per_second": speed}

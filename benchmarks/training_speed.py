@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import patchword as pw
 from patchword.config import Config, ViTConfig
 from patchword.recipes import load_recipe
-from patchword.training.precision import resolve
+from patchword.training.precision import resolve_precision
 
 STEPS = 3  # of each library in a turn; the first is not counted
 SMALL = pw.preset("Ti/4", image_size=32, embed_dim=128, depth=6, num_heads=4, mlp_dim=512, num_classes=10)
@@ -52,16 +52,16 @@ def flops(config: ViTConfig) -> int:
 
 
 def patchword(run: Config) -> Callable[[], object]:
-    from patchword.data.sources import Parts, from_arrays
+    from patchword.data.sources import DatasetSplits, from_arrays
     from patchword.training.allocator import keep_memory
-    from patchword.training.distributed import World
+    from patchword.training.distributed import ProcessGroup
     from patchword.training.trainer import Trainer
 
     keep_memory()
     count = 4 * run.batch_size
     pixels = np.random.default_rng(0).integers(0, 256, (count, *run.model.image_size, 3), dtype=np.uint8)
     source = from_arrays(pixels, np.arange(count) % run.model.num_classes)
-    trainer = Trainer(run, Parts(source, source), World(), fresh=True)
+    trainer = Trainer(run, DatasetSplits(source, source), ProcessGroup(), fresh=True)
     trainer.begin()
     return lambda: trainer.advance(0.5)
 
@@ -188,7 +188,7 @@ def main() -> None:
     rows = []
     for title, run in SHAPES.items():
         names = ["patchword"] if run is RECIPE else list(LIBRARIES)  # the peers have no such stem
-        if resolve("auto", torch.device("cpu")) == "bf16":
+        if resolve_precision("auto", torch.device("cpu")) == "bf16":
             names += [name + BF16 for name in names if name != "vit-pytorch"]  # a loop of one's own, without autocast
         rows.append(measure(title, run, names, seconds))
     print(write_result("training_speed", {"rows": rows}))

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from patchword.training import distributed as module
-from patchword.training.distributed import World, buckets
+from patchword.training.distributed import ProcessGroup, buckets
 
 
 def main() -> None:
     module.BUCKET_BYTES = 100  # floats: 25
-    with contextlib.closing(World()) as world:
+    with contextlib.closing(ProcessGroup()) as world:
         shapes = [(3, 5), (2, 2), (30,), (7,), (4, 4)]
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
         generator = torch.Generator().manual_seed(0)

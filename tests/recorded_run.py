@@ -18,10 +18,10 @@ from patchword.data.loader import Batch, Loader
 from patchword.errors import Stopped, TrainingError
 from patchword.recipes import load_recipe
 from patchword.training import resume, train
-from patchword.training.callbacks import Watcher
+from patchword.training.callbacks import Callback
 
 
-class StopAt(Watcher):
+class StopAt(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
@@ -30,7 +30,7 @@ class StopAt(Watcher):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-class PauseAt(Watcher):
+class PauseAt(Callback):
     """The other processes then wait for the first one, in the middle of an exchange."""
 
     def __init__(self, step: int, sign: Path) -> None:

@@ -14,7 +14,7 @@ import patchword as pw
 from patchword.config import AugmentConfig, Config, OptimConfig, ScheduleConfig
 from patchword.training import finish, resume, train
 from patchword.training import run as loop
-from patchword.training.callbacks import Watcher
+from patchword.training.callbacks import Callback
 from patchword.training.checkpointing import Store
 from patchword.training.run_dir import read_rows
 from patchword.training.schedule import BudgetClock, StepClock, rate
@@ -81,7 +81,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-class Dies(Watcher):
+class Dies(Callback):
     """Ends a run at a given second, as a kill does: nothing is saved."""
 
     def __init__(self, machine: Machine, second: float) -> None:

@@ -43,7 +43,7 @@ def test_it_is_right() -> None:
     assert (said == test.targets[np.array(rows)]).mean() > 0.9
 
 
-def few_digits() -> pw.Parts:
+def few_digits() -> pw.DatasetSplits:
     """Ten of each digit to learn from, grown to 32 pixels; 300 to measure on."""
     digits = load_digits()
     images = np.repeat(np.repeat((digits.images * 15.9).astype(np.uint8), 4, axis=1), 4, axis=2)[..., None]
@@ -52,7 +52,7 @@ def few_digits() -> pw.Parts:
     rest = np.setdiff1d(order, chosen)[:300]
     labels = [str(i) for i in range(10)]
     train, val = (pw.from_arrays(images[rows], digits.target[rows], labels=labels) for rows in (chosen, rest))
-    return pw.Parts(train, val)
+    return pw.DatasetSplits(train, val)
 
 
 def test_it_is_a_better_beginning_than_none(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchword.checkpoints import WRITABLE, Checkpoint, load, read_checkpoint, write_checkpoint
+from patchword.checkpoints import WRITABLE, Checkpoint, load_model, read_checkpoint, write_checkpoint
 from patchword.checkpoints.detect_format import find_source
 from patchword.checkpoints.formats.transformers import stated_preprocess
 from patchword.checkpoints.tensor_files import write_tensors
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.data.preprocess import HALF, IMAGENET_MEAN, Preprocess
 from patchword.errors import CheckpointError, ConfigError, ConversionError
-from patchword.models import build
+from patchword.models import build_model
 
 SMALL = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=4)
 LABELS = ("ant", "bee", "cat", "dog")
@@ -26,7 +26,7 @@ SUFFIX = {"google": ".npz", "big_vision": ".npz", "torchvision": ".pth", "deit":
 def checkpoint(labels: tuple[str, ...] | None = LABELS, **changes: object) -> Checkpoint:
     torch.manual_seed(0)
     config = SMALL.replace(**changes)
-    model = build(config)
+    model = build_model(config)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
     preprocess = Preprocess(size=config.image_size, crop=0.9, mean=HALF, std=HALF) if config.in_channels == 3 else None
@@ -57,11 +57,11 @@ def test_our_folder_keeps_everything(changes: dict, tmp_path: Path) -> None:
 
 def test_a_resnet_in_our_folder(tmp_path: Path) -> None:
     config = ResNetConfig(image_size=32, layers=(1,), num_classes=2)
-    model = build(config).eval()
+    model = build_model(config).eval()
     images = torch.randn(1, 3, 32, 32)
     preprocess = Preprocess(size=(32, 32), mean=HALF, std=HALF)
     write_checkpoint(tmp_path / "model", Checkpoint(config, dict(model.state_dict()), preprocess))
-    assert torch.equal(load(tmp_path / "model")(images), model(images))
+    assert torch.equal(load_model(tmp_path / "model")(images), model(images))
     with pytest.raises(ConversionError, match="not ResNets"):
         write_checkpoint(tmp_path / "x.npz", read_checkpoint(tmp_path / "model"), "google")
 
@@ -298,8 +298,8 @@ def test_a_trunk_without_its_head_is_no_classifier(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "full.safetensors", checkpoint(), "timm")
     change: dict[str, Tensor | None] = {"head.weight": None, "head.bias": None}
     trunk = rewrite(tmp_path / "full.safetensors", tmp_path / "trunk.safetensors", change)
-    assert load(trunk, num_heads=3)(torch.zeros(1, 3, 32, 32)).shape == (1, 48)
-    assert torch.equal(load(trunk, num_heads=3, num_classes=6)(torch.zeros(1, 3, 32, 32)), torch.zeros(1, 6))
+    assert load_model(trunk, num_heads=3)(torch.zeros(1, 3, 32, 32)).shape == (1, 48)
+    assert torch.equal(load_model(trunk, num_heads=3, num_classes=6)(torch.zeros(1, 3, 32, 32)), torch.zeros(1, 6))
 
 
 def test_ambiguous_heads_are_asked_for(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.config import ViTConfig
-from patchword.data.prefetch import ahead
+from patchword.data.prefetch import prefetch
 from patchword.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from patchword.errors import ConfigError, DataError, ImageError
-from patchword.evaluation import Tally, evaluate, expected_calibration_error
+from patchword.evaluation import ClassificationMetrics, evaluate, expected_calibration_error
 from patchword.inference.classifier import Classifier, find_class
-from patchword.models import build
+from patchword.models import build_model
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 
@@ -29,7 +29,7 @@ def colour_checkpoint(temperature: float = 1.0) -> Checkpoint:
         image_size=16, patch_size=8, embed_dim=4, depth=0, num_heads=1, mlp_dim=4, num_classes=3, positions="none",
         class_token=False, pooling="average", post_norm=True,
     )  # fmt: skip
-    model = build(config)
+    model = build_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -99,7 +99,7 @@ def test_stream_gives_the_threads_back(folder: Path) -> None:
 
 def test_work_runs_ahead_only_a_little() -> None:
     started = []
-    results = ahead(lambda i: started.append(i) or i * i, iter(range(1000)), workers=2)
+    results = prefetch(lambda i: started.append(i) or i * i, iter(range(1000)), workers=2)
     assert [next(results) for _ in range(3)] == [0, 1, 4]
     assert len(started) <= 8
     results.close()
@@ -107,7 +107,7 @@ def test_work_runs_ahead_only_a_little() -> None:
 
 def test_an_error_of_ours_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(ahead(lambda i: 1 // i, [1, 0, 1], workers=2))
+        list(prefetch(lambda i: 1 // i, [1, 0, 1], workers=2))
 
 
 def test_evaluate(folder: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_grey_model_reads_colour_pictures(folder: Path) -> None:
 def test_figures_agree_with_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     logits, targets = rng.normal(size=(500, 12)) * 2, rng.integers(12, size=500)
-    tally = Tally()
+    tally = ClassificationMetrics()
     for row, target in zip(torch.from_numpy(logits), targets.tolist(), strict=True):
         tally.add(row[None], [target])
     figures = tally.figures()

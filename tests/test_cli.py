@@ -21,7 +21,7 @@ from patchword.data.preprocess import Preprocess
 from patchword.inference.classifier import Classifier
 from patchword.inference.predict import fingerprint
 from patchword.inference.prediction_csv import Table
-from patchword.models import build
+from patchword.models import build_model
 from test_checkpoints import checkpoint as small_checkpoint
 from test_classifier import COLOURS, colour_checkpoint
 from test_hub import REPO, Hub
@@ -100,7 +100,7 @@ def test_evaluate_a_data_set_against_another_model(tmp_path: Path) -> None:
     prepared = Preprocess(size=(8, 8), mean=(0.3,), std=(0.4,))
     for name in ("one", "two"):
         torch.manual_seed(len(name) + ord(name[0]))
-        tensors = dict(build(config).state_dict())
+        tensors = dict(build_model(config).state_dict())
         tensors["head.weight"] = torch.randn(10, 8)
         write_checkpoint(tmp_path / name, Checkpoint(config, tensors, prepared, tuple("0123456789")))
     table = tmp_path / "all.csv"

@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from patchword.checkpoints import read_checkpoint, write_checkpoint
-from patchword.evaluation import labelled_pictures
+from patchword.evaluation import labeled_images
 from patchword.evaluation.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
 from patchword.evaluation.robustness import robustness
 from test_cli import run
@@ -67,7 +67,7 @@ def test_robustness_counts_what_can_be_read(photos: Path) -> None:
     from patchword.inference.classifier import Classifier
 
     classifier = Classifier.load("patchword:cifar10")
-    pictures = labelled_pictures(photos)
+    pictures = labeled_images(photos)
     found = robustness(classifier, pictures)
     assert found.n == 8 and set(found.accuracy) == set(CORRUPTIONS)
     said = [classifier(each.picture).label == each.label for each in pictures if "broken" not in each.name]  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import DistillConfig
 from patchword.data.preprocess import HALF, Preprocess
-from patchword.engines.capabilities import probe
+from patchword.engines.capabilities import probe_capabilities
 from patchword.engines.exportable import Packed
 from patchword.engines.torch_int8 import in_int8
 from patchword.inference.classifier import Classifier
@@ -24,7 +24,7 @@ from patchword.training.lora import add_lora
 from test_models import OPTIONS, make, pictures
 from test_train import trainer
 
-needs_bf16 = pytest.mark.skipif(not probe().bf16_works, reason="this processor cannot compute in bf16")
+needs_bf16 = pytest.mark.skipif(not probe_capabilities().bf16_works, reason="this processor cannot compute in bf16")
 
 
 def pair(**options: object) -> tuple[ViT, ViT]:

@@ -22,7 +22,7 @@ from patchword.core import runtime
 from patchword.core.text import visible
 from patchword.data.formats.image_folder import class_folders
 from patchword.data.resolve import open_data
-from patchword.data.sources import ArraySource, FileSource, Parts, from_arrays
+from patchword.data.sources import ArraySource, DatasetSplits, FileSource, from_arrays
 from patchword.doctor import Finding, examine, examine_config, findings_table, machine_facts, machine_findings
 from patchword.doctor.image_survey import Look, header, look_at
 from patchword.doctor.near_duplicates import ALIKE, CORRELATED, candidates, correlation, difference_hashes
@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(root: Path) -> Parts:
+def opened(root: Path) -> DatasetSplits:
     return open_data(DataConfig(source=str(root)), seed=0)
 
 
@@ -88,7 +88,7 @@ def test_digits_get_no_warning() -> None:
     digits = load_digits()
     source = from_arrays((digits.images * 15).astype(np.uint8), digits.target)
     order = np.random.default_rng(0).permutation(len(source))
-    parts = Parts(source.subset(order[:1400]), source.subset(order[1400:]))
+    parts = DatasetSplits(source.subset(order[:1400]), source.subset(order[1400:]))
     findings = examine(parts, image_size=(8, 8), patch_size=(2, 2))
     assert grave(findings) == []
     assert noted(findings, "1,797 of 1,797 pictures are grey")
@@ -121,7 +121,7 @@ def test_a_part_without_a_readable_picture(root: Path) -> None:
 
 def test_nothing_at_all_can_be_read(tmp_path: Path) -> None:
     source = FileSource(["a.jpg", "b.jpg"], ["x", "y"], np.array([0, 1]), tmp_path)
-    findings = examine(Parts(source), image_size=(32, 32))
+    findings = examine(DatasetSplits(source), image_size=(32, 32))
     assert findings[0].severity == "error" and "None of the 2 pictures" in findings[0].what
 
 
@@ -142,7 +142,7 @@ def test_a_class_that_is_not_measured(root: Path) -> None:
 def test_a_class_that_cannot_be_learnt(root: Path) -> None:
     parts = opened(root)
     keep = np.flatnonzero(parts.train.targets != 1)
-    lacking = Parts(parts.train.subset(keep), parts.val, parts.test)
+    lacking = DatasetSplits(parts.train.subset(keep), parts.val, parts.test)
     finding = only(examine(lacking, image_size=(64, 64)))
     assert finding.severity == "error" and finding.where == ("dog",) and "no picture to learn from" in finding.what
 
@@ -151,7 +151,7 @@ def test_a_class_that_cannot_be_learnt(root: Path) -> None:
 def test_imbalance(counts: tuple[int, int], severity: str | None) -> None:
     targets = np.repeat([0, 1], counts)
     pictures = np.stack([np.asarray(photo(seed, (16, 16))) for seed in range(len(targets))])
-    findings = examine(Parts(from_arrays(pictures, targets, ["many", "few"])), image_size=(16, 16))
+    findings = examine(DatasetSplits(from_arrays(pictures, targets, ["many", "few"])), image_size=(16, 16))
     found = [finding for finding in findings if "times as many" in finding.what]
     assert [finding.severity for finding in found] == ([severity] if severity else [])
     if found:
@@ -162,7 +162,7 @@ def test_several_labels(root: Path) -> None:
     targets = np.zeros((40, 3), np.float32)
     targets[:, 0], targets[:5, 1], targets[:12, 2] = 1, 1, 1
     pictures = np.stack([np.asarray(photo(seed % 39, (16, 16))) for seed in range(40)])  # the first comes twice
-    findings = examine(Parts(from_arrays(pictures, targets, CLASSES)), image_size=(16, 16))
+    findings = examine(DatasetSplits(from_arrays(pictures, targets, CLASSES)), image_size=(16, 16))
     assert {finding.where for finding in grave(findings)} == {
         ("dog: 5",),
         ("array 0 (cat, dog, owl) = array 39 (cat)",),
@@ -231,7 +231,7 @@ def test_drawings_that_look_alike_are_not_the_same() -> None:
             strokes.append(np.asarray(stroke.resize((28, 28), Image.Resampling.BOX)))
     source = from_arrays(np.stack(strokes), np.arange(16) % 2)
     assert len(candidates(np.stack([thumbnail(source, index) for index in range(16)]))) > 5  # at a first glance
-    assert not [f for f in examine(Parts(source), image_size=(28, 28)) if "the same" in f.what]
+    assert not [f for f in examine(DatasetSplits(source), image_size=(28, 28)) if "the same" in f.what]
 
 
 def thumbnail(source: ArraySource, index: int) -> np.ndarray:
@@ -336,7 +336,7 @@ def test_pets_as_published_repeat_pictures() -> None:
     for part in ("train", "test"):
         files = [str(file) for file, name in class_folders(folder / part) if name == "japanese_chin"]
         sources[part] = FileSource(files, ["japanese_chin"], np.zeros(len(files), np.int64))
-    findings = examine(Parts(sources["train"], test=sources["test"]), image_size=(224, 224))
+    findings = examine(DatasetSplits(sources["train"], test=sources["test"]), image_size=(224, 224))
     finding = only(findings)
     assert finding.what == "6 pictures are nearly the same in test and in train."
     assert any("japanese_chin_137.jpg" in pair and "japanese_chin_85.jpg" in pair for pair in finding.where)

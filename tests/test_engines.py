@@ -19,7 +19,7 @@ from patchword.engines import engine_cache as files
 from patchword.engines import engine_trials as trial
 from patchword.engines.bench import bench
 from patchword.engines.engine import Kind
-from patchword.engines.parity import agreement, answers, sample_pictures
+from patchword.engines.parity import answers, measure_parity, sample_pictures
 from patchword.engines.quantize import RowScaled, largest_inputs, rounding_errors, scale_rows, smoothed
 from patchword.engines.torch_int8 import Int8Linear
 from patchword.errors import ConfigError
@@ -43,7 +43,7 @@ def test_every_engine_says_what_torch_says(name: str) -> None:
     assert checkpoint.preprocess is not None
     pictures = sample_pictures(checkpoint.preprocess)
     engine = open_engine(name, checkpoint, pictures)
-    found = agreement(answers(open_engine("torch", checkpoint), pictures), answers(engine, pictures))
+    found = measure_parity(answers(open_engine("torch", checkpoint), pictures), answers(engine, pictures))
     assert found.faithful(ENGINES[name].exact), found
     assert engine(pictures[:1]).shape == (1, 5) and engine(pictures[:7]).shape == (7, 5), "any number of pictures"
 
@@ -53,7 +53,7 @@ def test_every_kind_of_model_goes_to_onnx(name: str) -> None:
     checkpoint = checkpoint_of(VITS[name])
     assert checkpoint.preprocess is not None
     pictures = sample_pictures(checkpoint.preprocess, 5)
-    found = agreement(open_engine("torch", checkpoint)(pictures), open_engine("onnx", checkpoint)(pictures))
+    found = measure_parity(open_engine("torch", checkpoint)(pictures), open_engine("onnx", checkpoint)(pictures))
     assert found.faithful(exact=True), found
 
 
@@ -64,15 +64,17 @@ def test_what_has_no_large_products_is_told(name: str) -> None:
     checkpoint = Checkpoint(config, tensors, Preprocess(config.image_size, mean=HALF, std=HALF))
     with pytest.raises(ConfigError, match="no large matrix products"):
         open_engine(name, checkpoint)
-    found = agreement(*(open_engine(each, checkpoint)(torch.zeros(2, 32, 32, 3).byte()) for each in ("torch", "onnx")))
+    found = measure_parity(
+        *(open_engine(each, checkpoint)(torch.zeros(2, 32, 32, 3).byte()) for each in ("torch", "onnx"))
+    )
     assert found.faithful(exact=True)
 
 
 def test_several_labels_are_several_decisions() -> None:
     """Softmax would see no difference between logits that differ by a constant; sigmoids do."""
     logits = torch.tensor([[3.0, -2.0], [0.5, 4.0]])
-    assert agreement(logits, logits + 5).divergence < 1e-9
-    found = agreement(logits, logits + 5, several=True)
+    assert measure_parity(logits, logits + 5).divergence < 1e-9
+    found = measure_parity(logits, logits + 5, several=True)
     assert found.divergence > 1 and found.same == 0.5
 
 
@@ -149,15 +151,15 @@ def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> No
     checkpoint = checkpoint_of(TINY)
     monkeypatch.setattr(choose, "try_engines", lambda: working("torch", "onnx"))
     monkeypatch.setattr(choose, "measured", lambda *_: ["onnx", "torch"])
-    first = choose.asked("auto", checkpoint)
-    assert first.prepared.name == "onnx" and first.agreement is not None and first.agreement.same == 1
+    first = choose.select_engine("auto", checkpoint)
+    assert first.prepared.name == "onnx" and first.parity is not None and first.parity.same == 1
     with monkeypatch.context() as patched:
-        patched.setattr(choose, "agreement", lambda *_: pytest.fail("compared again"))
-        assert choose.asked("auto", checkpoint).agreement == first.agreement
+        patched.setattr(choose, "measure_parity", lambda *_: pytest.fail("compared again"))
+        assert choose.select_engine("auto", checkpoint).parity == first.parity
     checkpoint.tensors["head.bias"][0] += 1  # another model: the verdict on the first does not count
     broken = Kind("onnx", "", lambda *_: lambda pixels: torch.randn(len(pixels), 5))
     monkeypatch.setitem(ENGINES, "onnx", broken)
-    assert choose.asked("auto", checkpoint).prepared.name == "torch", (
+    assert choose.select_engine("auto", checkpoint).prepared.name == "torch", (
         "an engine that says something else is never taken"
     )
 
@@ -166,9 +168,9 @@ def test_what_compiles_for_every_process_is_not_served(monkeypatch: pytest.Monke
     checkpoint = checkpoint_of(TINY)
     monkeypatch.setattr(choose, "ranking", lambda _: ["torch-compiled", "torch"])
     monkeypatch.setattr(choose, "tried", lambda *_: pytest.fail("it was opened"))
-    assert choose.asked("auto", checkpoint, quick=True).prepared.name == "torch"
+    assert choose.select_engine("auto", checkpoint, quick=True).prepared.name == "torch"
     with pytest.raises(ConfigError, match="anew for every process"):
-        choose.asked("torch-compiled", checkpoint, quick=True)
+        choose.select_engine("torch-compiled", checkpoint, quick=True)
 
 
 TIMES = {"torch": 0.1, "onnx": 0.01, "torch-int8": 0.5, "openvino-int8": 0.05}  # seconds, on any machine
@@ -324,7 +326,7 @@ def test_int8_keeps_what_a_real_model_knows(ti16: Path, imagenet: Path) -> None:
     files = sorted(imagenet.rglob("*.jpg"))[::16]
     plain, small = Classifier.load(ti16), Classifier.load(ti16, engine="onnx-int8")
     rows = [torch.stack([r for r in each.stream(files) if isinstance(r, torch.Tensor)]) for each in (plain, small)]
-    found = agreement(*rows)
+    found = measure_parity(*rows)
     assert found.pictures >= 60 and found.same > 0.9 and found.divergence < 0.04, found
 
 
@@ -342,7 +344,7 @@ def test_bench_measures_every_engine() -> None:
     rows = bench(checkpoint, ["torch", "onnx"], sample_pictures(checkpoint.preprocess, 8), 0.05, (1, 4))
     assert [row.name for row in rows] == ["torch", "onnx"]
     for row in rows:
-        assert [t.batch for t in row.timings] == [1, 4] and row.agreement is not None and row.agreement.same == 1.0
+        assert [t.batch for t in row.timings] == [1, 4] and row.parity is not None and row.parity.same == 1.0
         assert all(0 < t.median <= t.p95 <= t.p99 and t.rounds >= 5 for t in row.timings)
 
 
@@ -352,7 +354,7 @@ def test_the_commands(tmp_path: Path) -> None:
     done = run("bench", tmp_path / "model", *asked, "--json", "--out", tmp_path / "page")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
-    assert row["name"] == "torch" and row["agreement"]["same"] == 1.0 and row["timings"][0]["per_second"] > 1
+    assert row["name"] == "torch" and row["parity"]["same"] == 1.0 and row["timings"][0]["per_second"] > 1
     assert (tmp_path / "page/report.html").exists() and (tmp_path / "page/engines.png").exists()
     done = run("bench", tmp_path / "model", "--engines", "warp")
     assert done.returncode == 2 and "There is no engine 'warp'" in done.stderr

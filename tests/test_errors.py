@@ -38,7 +38,7 @@ from patchword.serve.problem_json import STATUSES, Problem
 from patchword.serve.uploads import Upload, uploads
 from patchword.studies import run_study as studies
 from patchword.studies.study import Cell
-from patchword.training import Outcome
+from patchword.training import TrainResult
 from test_checkpoints import checkpoint
 from test_classifier import colour_checkpoint
 from test_cli import run
@@ -166,8 +166,8 @@ def test_stating_the_preprocessing_drops_the_note_of_what_was_assumed() -> None:
 
 def test_the_exit_code_of_a_run_counts_images_not_words(tmp_path: Path) -> None:
     note = Note("All images are fine: there is none that could not be read.", "note")
-    assert print_outcome(Outcome(tmp_path, {}, 1, 1, 1.0, tmp_path, (note,)), json=False) == 0
-    assert print_outcome(Outcome(tmp_path, {}, 1, 1, 1.0, tmp_path, (), unreadable=1), json=False) == 3
+    assert print_outcome(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (note,)), json=False) == 0
+    assert print_outcome(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (), unreadable=1), json=False) == 3
 
 
 @pytest.mark.parametrize(

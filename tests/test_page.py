@@ -13,7 +13,7 @@ from PIL import Image
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import ViTConfig
 from patchword.data.preprocess import HALF, Preprocess
-from patchword.models import build
+from patchword.models import build_model
 from serving import Server, serving
 from test_classifier import COLOURS, colour_checkpoint
 from test_inspection import RESNETS, checkpoint_of
@@ -40,7 +40,7 @@ def seeing_checkpoint() -> Checkpoint:
         class_token=False, pooling="average", post_norm=False,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = build(config)
+    model = build_model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.mul_(0.3 if name.startswith("blocks") and parameter.ndim == 2 else 1.0)

@@ -11,13 +11,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 import patchword as pw
-from patchword.data.resolve import find
+from patchword.data.resolve import resolve_dataset
 from patchword.errors import ConfigError, DataError
 from patchword.evaluation import logistic_probe as logistic
 from patchword.evaluation import probe
 from patchword.evaluation.frozen_features import features, kept_at, reading
 from patchword.evaluation.knn_probe import neighbour_accuracies, votes
-from patchword.evaluation.logistic_probe import PENALTIES, Logistic, logistic_probe, recalled, refitted
+from patchword.evaluation.logistic_probe import PENALTIES, LogisticModel, logistic_probe, recalled, refitted
 from patchword.evaluation.ridge_probe import Ridge, draw_shots
 from patchword.inference.classifier import Encoder
 from patchword.inspection import capture
@@ -87,16 +87,16 @@ def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
     (x, y), (held, held_y), (many, many_y) = blurred(20, 0), blurred(400, 1), blurred(4000, 2)
     known = refitted(many, many_y, 5, 1e-3)
     others = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).double() / 8
-    old = Logistic(
+    old = LogisticModel(
         torch.cat([others, known.weight.flip(1)], 1), torch.cat([torch.zeros(3).double() - 9, known.bias.flip(0)])
     )
     plain, found = logistic_probe(x, y, held, held_y, 5), logistic_probe(x, y, held, held_y, 5, old)
 
-    def accuracy(probe: Logistic) -> float:
+    def accuracy(probe: LogisticModel) -> float:
         return float((probe.scores(held).argmax(1) == held_y).double().mean())
 
     assert found.recalls and accuracy(found) > accuracy(plain) + 0.1, (accuracy(found), accuracy(plain))
-    ignorant = Logistic(
+    ignorant = LogisticModel(
         torch.randn(64, 8, generator=torch.Generator().manual_seed(1)).double(), torch.zeros(8).double()
     )
     kept = logistic_probe(x, y, held, held_y, 5, ignorant)
@@ -111,7 +111,7 @@ def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytes
     monkeypatch.setattr(logistic, "fitted", lambda *given: (penalties.append(given[-1]), fit(*given))[1])
     found = logistic_probe(x, y, held, held_y, 5)
     assert penalties == list(PENALTIES[: PENALTIES.index(found.penalty) + 2]) and len(penalties) < len(PENALTIES)
-    for old in (None, Logistic(torch.eye(16, 8).double(), torch.zeros(8).double())):
+    for old in (None, LogisticModel(torch.eye(16, 8).double(), torch.zeros(8).double())):
         penalties.clear()
         hasty = logistic_probe(x, y, held, held_y, 5, old, seconds=0.0)
         assert penalties == [PENALTIES[0]] and hasty.recalls == (old is not None)
@@ -120,7 +120,7 @@ def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytes
 def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None:
     x, y = clouds(1300, 8)
     y[y == 4] = 3  # a class without a picture begins at nothing
-    old = Logistic(torch.randn(8, 7).double(), torch.randn(7).double())
+    old = LogisticModel(torch.randn(8, 7).double(), torch.randn(7).double())
     taken = old.scores(x).softmax(1)
     found = recalled(x, y, 5, old)
     for k in range(4):
@@ -156,7 +156,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(checkpoint_of(VITS["class"]))
-    source = find(str(photos)).parts["train"]
+    source = resolve_dataset(str(photos)).parts["train"]
     first = features(encoder, source)
     picture = encoder.preprocess.normalise(encoder.pixels(source.name(3))[None])
     with torch.inference_mode():
@@ -178,7 +178,7 @@ def test_features_that_cannot_be_kept_are_still_computed(
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
-    source = find(str(photos)).parts["train"]
+    source = resolve_dataset(str(photos)).parts["train"]
     assert len(features(Encoder(checkpoint_of(VITS["class"])), source)) == len(source)
     assert "not kept" in capsys.readouterr().err
 

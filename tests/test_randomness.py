@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from patchword.data.keyed_rng import bits, keys, mix, shuffled, uniform
+from patchword.data.keyed_rng import bits, hash_mix, keys, permutation, uniform
 
 LEAST_P = 1e-4
 MANY = 100_000
@@ -34,13 +34,13 @@ def test_the_numbers_never_change() -> None:
     assert uniform(keys(0, 0, np.array([0, 1])), "a", 2)[0].tolist() == pytest.approx(
         [0.92308821, 0.03187967], abs=1e-8
     )
-    assert shuffled(1, 0, 8).tolist() == [7, 0, 2, 3, 1, 6, 4, 5]
+    assert permutation(1, 0, 8).tolist() == [7, 0, 2, 3, 1, 6, 4, 5]
 
 
 def test_mix_is_the_finaliser_of_splitmix64() -> None:
     # The published first three numbers of that generator, started at 0.
     counters = np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    assert mix(counters).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert hash_mix(counters).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 def test_a_key_depends_on_nothing_but_its_sample() -> None:
@@ -67,7 +67,7 @@ def test_keys_are_distinct_over_seeds_epochs_and_samples() -> None:
 def test_mix_is_an_avalanche() -> None:
     values = keys(0, 0, np.arange(2000))
     for bit in range(64):
-        changed = np.bitwise_count(mix(values) ^ mix(values ^ np.uint64(1 << bit)))
+        changed = np.bitwise_count(hash_mix(values) ^ hash_mix(values ^ np.uint64(1 << bit)))
         assert abs(changed.mean() - 32) < 0.5
         assert changed.min() > 8
 
@@ -118,29 +118,29 @@ def test_epochs_of_one_sample_are_independent_and_uniform() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])
 def test_shuffled_is_a_permutation(count: int) -> None:
-    order = shuffled(3, 1, count)
+    order = permutation(3, 1, count)
     assert order.dtype == np.int64
     np.testing.assert_array_equal(np.sort(order), np.arange(count))
 
 
 def test_all_orders_are_equally_likely() -> None:
-    found = Counter(tuple(shuffled(0, epoch, 5).tolist()) for epoch in range(24_000))
+    found = Counter(tuple(permutation(0, epoch, 5).tolist()) for epoch in range(24_000))
     assert_even(np.array([found[order] for order in permutations(range(5))]))
 
 
 def test_every_place_is_equally_likely() -> None:
-    orders = np.stack([shuffled(seed, 0, 50) for seed in range(4000)])
+    orders = np.stack([permutation(seed, 0, 50) for seed in range(4000)])
     for sample in (0, 1, 25, 49):
         assert_even(np.bincount(orders[:, sample], minlength=50))
 
 
 def test_orders_of_two_epochs_have_nothing_in_common() -> None:
-    first, second = shuffled(0, 0, MANY), shuffled(0, 1, MANY)
+    first, second = permutation(0, 0, MANY), permutation(0, 1, MANY)
     assert (first == second).sum() < 8  # on average 1
     assert abs(stats.spearmanr(first, second).statistic) < 4 / math.sqrt(MANY)
 
 
 def test_the_place_of_a_sample_does_not_tell_its_augmentation() -> None:
     # The order is that of the keys themselves, so what is looked up with a key must not follow its size.
-    places = np.argsort(shuffled(0, 0, MANY)) / MANY
+    places = np.argsort(permutation(0, 0, MANY)) / MANY
     assert_independent(places, uniform(keys(0, 0, np.arange(MANY)), "flip")[:, 0])

@@ -26,7 +26,7 @@ from patchword.config import AugmentConfig, Config, DataConfig, ResNetConfig, Vi
 from patchword.core.text import visible
 from patchword.errors import CheckpointError
 from patchword.metrics.intervals import wilson
-from patchword.plots.panel import Exhibit
+from patchword.plots.panel import Panel
 from patchword.report import Mistake, TrainingReport, training_html, write_training_report
 from patchword.report.curves import running_mean, ticks
 from patchword.report.environment import render
@@ -223,8 +223,8 @@ def line_figure() -> Figure:
 @pytest.mark.parametrize("text", HOSTILE[:5] + HOSTILE[9:])
 def test_hostile_text_stays_text_on_the_other_pages(report: TrainingReport, text: str) -> None:
     """Facts, notes, titles, captions and tables of the evaluation, inspection and study reports."""
-    drawn = Exhibit("a", text, text, text, line_figure, {}, (("head", text), (text, text)))
-    absent = Exhibit.absent("b", text, text)
+    drawn = Panel("a", text, text, text, line_figure, {}, (("head", text), (text, text)))
+    absent = Panel.absent("b", text, text)
     labels = [text, *report.labels[1:]]
     mistakes = [replace(report.mistakes[0], name=text, true=text, predicted=text)]
     results = ClassificationResults(

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from patchword.config import Config, DataConfig, OptimConfig
-from patchword.engines.capabilities import Abilities, probe
+from patchword.engines.capabilities import Capabilities, probe_capabilities
 from patchword.errors import ConfigError
 from patchword.training import precision, resume, train
 from runs import (
@@ -55,7 +55,7 @@ def configured(kind: str, workers: int = 0) -> Config:
 def references(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The end of undisturbed runs, by kind."""
     ends = {}
-    for kind in KINDS if probe().bf16_works else KINDS[:-1]:
+    for kind in KINDS if probe_capabilities().bf16_works else KINDS[:-1]:
         folder = tmp_path_factory.mktemp(kind)
         recipe = write_recipe(folder / "recipe.py", configured(kind).replace(save_every=3600.0))
         child = go_on(nursery, recipe, folder / "run")
@@ -99,11 +99,11 @@ def test_a_kill_before_the_first_step(nursery: Nursery, references: dict[str, di
 
 
 def test_a_run_in_bf16_is_not_resumed_where_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not probe().bf16_works:
+    if not probe_capabilities().bf16_works:
         pytest.skip("this processor cannot compute in bf16")
     train(tiny(steps=1, precision="bf16"), tmp_path / "run")
     (tmp_path / "run/model.json").unlink()  # as if it had not come to its end
-    monkeypatch.setattr(precision, "probe", lambda: Abilities(bf16_works=False, bf16_gain=0.0))
+    monkeypatch.setattr(precision, "probe", lambda: Capabilities(bf16_works=False, bf16_gain=0.0))
     with pytest.raises(ConfigError, match="cannot compute in it"):
         resume(tmp_path / "run")
 

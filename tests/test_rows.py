@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchword.config import DataConfig
 from patchword.data.formats.parquet import RowGroups
-from patchword.data.resolve import find, open_data
+from patchword.data.resolve import open_data, resolve_dataset
 from patchword.data.sources import Source
 from patchword.errors import DataError, HubError, ImageError
 
@@ -43,7 +43,7 @@ def write(path: Path, columns: dict[str, Any], features: dict[str, Any] | None =
 def test_a_file_of_bytes_and_words(tmp_path: Path) -> None:
     pictures = [png(i * 10) for i in range(8)]
     path = write(tmp_path / "x.parquet", {"id": range(8), "image": pictures, "label": ["b", "a"] * 4})
-    source = find(str(path)).parts["train"]
+    source = resolve_dataset(str(path)).parts["train"]
     assert source.labels == ("a", "b") and source.targets.tolist() == [1, 0] * 4
     assert [grey(source, i) for i in range(8)] == [i * 10 for i in range(8)]
     assert [grey(source.subset(np.array([7, 2])), i) for i in (0, 1)] == [70, 20]
@@ -70,7 +70,7 @@ def test_parts_by_file_name_and_names_from_hugging_face(tmp_path: Path) -> None:
 
 def test_numbers_are_ordered_by_value(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [10, 9, 2, 10]})
-    source = find(str(path)).parts["train"]
+    source = resolve_dataset(str(path)).parts["train"]
     assert source.labels == ("2", "9", "10") and source.targets.tolist() == [2, 1, 0, 2]
 
 
@@ -81,7 +81,9 @@ def test_unreadable_cells_are_single_failures(tmp_path: Path) -> None:
     cells = [None, {"bytes": None, "path": None}, {"bytes": b"", "path": "x"}, {"bytes": b"junk", "path": None}]
     cells += [{"bytes": deep.getvalue(), "path": None}, {"bytes": None, "path": "beside.png"}]
     cells += [{"bytes": None, "path": "gone.png"}]
-    source = find(str(write(tmp_path / "x.parquet", {"image": cells, "label": [0, 1] * 3 + [0]}))).parts["train"]
+    source = resolve_dataset(str(write(tmp_path / "x.parquet", {"image": cells, "label": [0, 1] * 3 + [0]}))).parts[
+        "train"
+    ]
     codes = dict(enumerate(("image_empty", "image_empty", "image_empty", "image_unsupported"))) | {6: "image_not_found"}
     for index, code in codes.items():
         with pytest.raises(ImageError, match=f"^Cannot read .*{'gone' if index == 6 else f'row {index}'}") as error:
@@ -93,8 +95,8 @@ def test_unreadable_cells_are_single_failures(tmp_path: Path) -> None:
 def test_several_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [["a", "b"], ["b"], [], ["c", "b"]]})
     with pytest.raises(DataError, match="row 0 has several labels, 'a', 'b'.*data.multi_label"):
-        find(str(path))
-    source = find(str(path), several=True).parts["train"]
+        resolve_dataset(str(path))
+    source = resolve_dataset(str(path), several=True).parts["train"]
     assert source.labels == ("a", "b", "c") and source.targets.dtype == np.float32
     assert source.targets.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0], [0, 1, 1]]
 
@@ -111,26 +113,26 @@ def test_several_labels(tmp_path: Path) -> None:
 )
 def test_wrong_tables(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        find(str(write(tmp_path / "x.parquet", columns)))
+        resolve_dataset(str(write(tmp_path / "x.parquet", columns)))
 
 
 def test_wrong_files(tmp_path: Path) -> None:
     features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
     path = write(tmp_path / "high/x.parquet", {"image": [b"x"], "label": [2]}, features)
     with pytest.raises(DataError, match="row 0 has the label 2, but there are 2 classes"):
-        find(str(path))
+        resolve_dataset(str(path))
     (tmp_path / "junk.parquet").write_bytes(b"PAR1 but no more")
     with pytest.raises(DataError, match="junk.parquet: it is no parquet file"):
-        find(str(tmp_path / "junk.parquet"))
+        resolve_dataset(str(tmp_path / "junk.parquet"))
     write(tmp_path / "two/a.parquet", {"image": [b"x"], "label": [2]})
     write(tmp_path / "two/b.parquet", {"image": [b"x"], "other": [2]})
     with pytest.raises(DataError, match=r"b\.parquet lacks the column label"):
-        find(str(tmp_path / "two"))
+        resolve_dataset(str(tmp_path / "two"))
 
 
 def test_damaged_pages_are_image_errors(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"label": ["a", "b"] * 4, "image": [bytes([65 + i]) * 9999 for i in range(8)]})
-    source = find(str(path)).parts["train"]
+    source = resolve_dataset(str(path)).parts["train"]
     data = bytearray(path.read_bytes())
     group = pq.ParquetFile(path).metadata.row_group(1).column(1)
     start = group.dictionary_page_offset or group.data_page_offset
@@ -185,18 +187,18 @@ def test_a_saved_dataset(saved: Path) -> None:
     parts = open_data(DataConfig(source=str(saved / "all"), val_fraction=0.2), 0)
     assert parts.train.labels == ("zoo", "arc") and parts.val is not None and len(parts.val) == 2
     assert parts.test is not None and grey(parts.test, 0) == 50 and "'unsupervised'" in parts.notes[0]
-    whole = find(str(saved / "all")).parts["train"]
+    whole = resolve_dataset(str(saved / "all")).parts["train"]
     assert [grey(whole, i) for i in range(10)] == list(range(10))[::-1]
     assert whole.targets.tolist() == [1, 0] * 5
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda i: grey(whole, i % 10), range(200))) == list(range(10))[::-1] * 20
     assert whole.key(3) == "train row 3" and whole.name(3) == str(saved / "all/train row 3")
-    alone = find(str(saved / "train")).parts["train"]
+    alone = resolve_dataset(str(saved / "train")).parts["train"]
     assert len(alone) == 10 and grey(alone, 0) == 9
 
 
 def test_hugging_face_writes_parquet_that_we_read(saved: Path) -> None:
-    found = find(str(saved / "files")).parts
+    found = resolve_dataset(str(saved / "files")).parts
     assert found["train"].labels == ("zoo", "arc") and grey(found["train"], 0) == 9 and grey(found["test"], 0) == 50
 
 
@@ -205,14 +207,14 @@ def test_the_hub_loader(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    found = find(f"hf-datasets:{saved / 'files'}").parts
+    found = resolve_dataset(f"hf-datasets:{saved / 'files'}").parts
     assert set(found) == {"train", "test"} and grey(found["train"], 3) == 6
     with pytest.raises(HubError, match="Cannot load the data set"):
-        find(f"hf-datasets:{tmp_path / 'nowhere'}")
+        resolve_dataset(f"hf-datasets:{tmp_path / 'nowhere'}")
 
 
 def test_a_broken_saved_dataset(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs the extra [data]")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
     with pytest.raises(DataError, match="Cannot read the data set saved in"):
-        find(str(tmp_path))
+        resolve_dataset(str(tmp_path))

@@ -33,7 +33,7 @@ from patchword.config import (
 )
 from patchword.config.presets import PRESETS, preset
 from patchword.inference.classifier import Classifier
-from patchword.models import build, tensor_shapes
+from patchword.models import build_model, tensor_shapes
 from patchword.recipes import load_recipe
 from patchword.serve.app import create_app
 from patchword.serve.prometheus import Meters
@@ -134,7 +134,7 @@ def test_every_option_of_a_model(mode: str) -> None:
         if mode == "attention" and not isinstance(config, ViTConfig):
             continue
         torch.manual_seed(0)
-        model = build(config)
+        model = build_model(config)
         images = torch.randn(2, 3, *config.image_size)
         found[name] = computed[mode](model, images)
     check_arrays(f"models_{mode}", found)

@@ -13,7 +13,7 @@ from conftest import shared_path
 from patchword.config import DataConfig
 from patchword.data.channel_stats import channel_statistics
 from patchword.data.check_readable import require_readable
-from patchword.data.resolve import find, open_data
+from patchword.data.resolve import open_data, resolve_dataset
 from patchword.data.sources import FileSource, Source, from_arrays
 from patchword.errors import DataError, ImageError
 
@@ -82,9 +82,9 @@ def test_folders_for_several_labels(pets: Path) -> None:
 def test_named_sets_win_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pets.rename(pets.parent / "digits")
     monkeypatch.chdir(pets.parent)
-    assert len(find("digits").parts["train"].labels) == 10
-    assert find("./digits").parts["train"].labels == ("cat", "dog")
-    assert find("./digits").parts["train"].name(0) == "digits/train/cat/0.png"
+    assert len(resolve_dataset("digits").parts["train"].labels) == 10
+    assert resolve_dataset("./digits").parts["train"].labels == ("cat", "dog")
+    assert resolve_dataset("./digits").parts["train"].name(0) == "digits/train/cat/0.png"
 
 
 def test_a_single_part_is_taken_whatever_it_is_called(pets: Path) -> None:
@@ -124,7 +124,7 @@ def test_references_that_lead_nowhere(
 def test_an_archive_beside_its_class_folders_is_not_the_data(pets: Path) -> None:
     (pets / "pets.tar").write_bytes(b"junk")
     (pets / "pets.parquet").write_bytes(b"junk")
-    assert len(find(str(pets)).parts["train"]) == 14
+    assert len(resolve_dataset(str(pets)).parts["train"]) == 14
 
 
 def test_optional_packages_are_asked_for(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_damaged_files_stay_in_and_are_found(pets: Path) -> None:
         (pets / "train" / name).write_bytes(b"junk")
     paint(pets / "train/cat/2.png").write_bytes((pets / "train/cat/0.png").read_bytes()[:50])
     (pets / "train/dog/9.jpg").touch()
-    source = find(str(pets)).parts["train"]
+    source = resolve_dataset(str(pets)).parts["train"]
     assert len(source) == 15
     codes = dict.fromkeys(("cat/1.png", "dog/3.png"), "image_unsupported")
     codes |= {"cat/2.png": "image_damaged", "dog/9.jpg": "image_empty"}
@@ -187,7 +187,7 @@ def test_a_source_in_which_nothing_can_be_read(tmp_path: Path) -> None:
     for i in range(30):
         (tmp_path / f"{'ab'[i % 2]}").mkdir(exist_ok=True)
         (tmp_path / f"{'ab'[i % 2]}/{i}.jpg").write_bytes(b"junk")
-    source = find(str(tmp_path)).parts["train"]
+    source = resolve_dataset(str(tmp_path)).parts["train"]
     with pytest.raises(DataError, match=r"none of the 20 that were tried at random.*\.jpg: "):
         require_readable(source)
     with pytest.raises(DataError, match="cannot be read: none of the 2 pictures"):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchword.config import DataConfig
-from patchword.data.resolve import completed, open_data
-from patchword.data.sources import Parts, fingerprint, from_arrays
+from patchword.data.resolve import open_data, with_validation
+from patchword.data.sources import DatasetSplits, fingerprint, from_arrays
 from patchword.data.split import apply_split, stratified_split
 from patchword.errors import DataError
 
@@ -153,7 +153,7 @@ def test_given_parts_are_watched_too(pictures: Path) -> None:
 def test_a_saved_split_that_says_too_little(saved: dict[str, str]) -> None:
     source = from_arrays(np.zeros((4, 2, 2), dtype=np.uint8), np.array([0, 1, 0, 1]))
     with pytest.raises(DataError, match="no 'fingerprint'"):
-        completed(Parts(source), 0.5, 0, saved)
+        with_validation(DatasetSplits(source), 0.5, 0, saved)
     with pytest.raises(DataError, match="list 'val' is missing"):
         apply_split(source, saved)
     with pytest.raises(DataError, match="no longer in the data: 'array 4'"):
@@ -164,12 +164,12 @@ def test_arrays_are_split_as_well() -> None:
     source = from_arrays(
         np.arange(40, dtype=np.uint8)[:, None, None] + np.zeros((1, 2, 2), np.uint8), np.arange(40) % 4
     )
-    parts = completed(Parts(source), 0.25, 3)
+    parts = with_validation(DatasetSplits(source), 0.25, 3)
     assert parts.val is not None and len(parts.val) == 10
     for index in range(len(parts.val)):
         value = parts.val.read(index, mode="L").getpixel((0, 0))
         assert parts.val.key(index) == f"array {value}" and parts.val.targets[index] == value % 4
-    again = completed(Parts(source), 0.25, 4, json.loads(json.dumps(parts.split)))
+    again = with_validation(DatasetSplits(source), 0.25, 4, json.loads(json.dumps(parts.split)))
     assert again.val is not None and np.array_equal(again.val.rows, parts.val.rows)
 
 

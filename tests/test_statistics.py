@@ -6,17 +6,17 @@ import torch
 from sklearn import metrics as oracle
 
 from patchword.metrics.calibration import calibration_error, equal_mass, equal_width, fit_temperature
-from patchword.metrics.classification import Tally, average_precision, expected_calibration_error
+from patchword.metrics.classification import ClassificationMetrics, average_precision, expected_calibration_error
 from patchword.metrics.intervals import bootstrap_all, bootstrap_mean, compare, wilson
-from patchword.metrics.multilabel import SeveralTally
-from patchword.metrics.per_class import class_figures, class_intervals, confusion_matrix
+from patchword.metrics.multilabel import MultiLabelMetrics
+from patchword.metrics.per_class import class_intervals, confusion_matrix, per_class_metrics
 
 NOISE = np.random.default_rng(0)
 
 
 def test_class_figures_are_scikit_learns() -> None:
     targets, predicted = NOISE.integers(0, 6, 500), NOISE.integers(0, 5, 500)  # class 5 is never said
-    figures = class_figures(targets, predicted, 6)
+    figures = per_class_metrics(targets, predicted, 6)
     expected = oracle.precision_recall_fscore_support(targets, predicted, labels=range(6), zero_division=np.nan)
     np.testing.assert_allclose(figures.precision, expected[0])
     np.testing.assert_allclose(figures.recall, expected[1])
@@ -30,14 +30,14 @@ def test_class_figures_are_scikit_learns() -> None:
 
 
 def test_a_class_that_does_not_occur_does_not_count() -> None:
-    figures = class_figures(np.array([0, 0, 1]), np.array([0, 1, 1]), 3)
+    figures = per_class_metrics(np.array([0, 0, 1]), np.array([0, 1, 1]), 3)
     assert figures.balanced_accuracy == pytest.approx(0.75) and np.isnan(figures.recall[2])
     assert figures.macro_f1 == pytest.approx((2 / 3 + 2 / 3) / 2)
 
 
 def test_brier_is_scikit_learns_for_two_classes() -> None:
     share, targets = NOISE.random(200), NOISE.integers(0, 2, 200)
-    tally = Tally()
+    tally = ClassificationMetrics()
     tally.add(torch.from_numpy(np.log(np.stack([1 - share, share], axis=1))), targets.tolist())
     figures, intervals = tally.detailed(2)
     assert figures["brier"] == pytest.approx(2 * oracle.brier_score_loss(targets, share))
@@ -152,7 +152,7 @@ def test_the_paired_test_has_the_right_size_and_power() -> None:
 def test_several_labels_are_scikit_learns() -> None:
     logits, targets = NOISE.normal(size=(80, 5)), NOISE.integers(0, 2, (80, 5))
     targets[:, 4] = 0  # a label that does not occur
-    tally = SeveralTally()
+    tally = MultiLabelMetrics()
     for row, truth in zip(logits, targets, strict=True):
         tally.add(torch.from_numpy(row[None]), np.flatnonzero(truth).tolist())
     figures, intervals = tally.detailed(5)
@@ -168,7 +168,7 @@ def test_several_labels_are_scikit_learns() -> None:
 
 
 def test_few_pictures_leave_doubt() -> None:
-    tally = Tally()
+    tally = ClassificationMetrics()
     tally.add(torch.eye(8) * 9, range(8))
     figures, intervals = tally.detailed(8)
     assert figures["top1"] == 1.0 and intervals["top1"][0] < 0.7, "eight of eight is not certainty"
@@ -192,7 +192,7 @@ def test_the_interval_of_a_calibration_error_reaches_down_to_none() -> None:
     """Pictures that are right just as often as they say: no calibration error but by chance."""
     sure = NOISE.uniform(0.5, 1.0, 800)
     targets = (NOISE.random(800) > sure).astype(int)  # class 0 is said, and is right with that probability
-    tally = Tally()
+    tally = ClassificationMetrics()
     tally.add(torch.from_numpy(np.log(np.stack([sure, 1 - sure], axis=1))), targets.tolist())
     figures, intervals = tally.detailed(2)
     assert intervals["ece"][0] < 0.5 * figures["ece"] and intervals["ece"][1] >= figures["ece"]

@@ -10,7 +10,7 @@ import pytest
 from patchword.config import Config, DataConfig, OptimConfig, ResNetConfig, ViTConfig
 from patchword.data.resolve import open_data
 from patchword.errors import ConfigError
-from patchword.models import build
+from patchword.models import build_model
 from patchword.plots.theme import LIGHT, drawn_in
 from patchword.recipes import load_recipe
 from patchword.studies import STUDIES, make_study, run_study
@@ -36,7 +36,7 @@ def test_every_cell_of_every_study_can_be_built(name: str) -> None:
         assert len({cell.name for cell in base.cells}) == len(base.cells) >= 3
         assert base.question and base.paper and base.axis
         for cell in base.cells:
-            build(cell.config.model)
+            build_model(cell.config.model)
             assert "/" not in cell.name
 
 

@@ -29,16 +29,16 @@ from patchword.config import (
     ScheduleConfig,
     ViTConfig,
 )
-from patchword.config.overrides import overridden, seconds
+from patchword.config.overrides import apply_overrides, parse_duration
 from patchword.data.datasets.imagenet import imagenet_classes
-from patchword.data.sources import ArraySource, Parts, from_arrays
-from patchword.engines.capabilities import probe
+from patchword.data.sources import ArraySource, DatasetSplits, from_arrays
+from patchword.engines.capabilities import probe_capabilities
 from patchword.errors import CheckpointError, ConfigError, DataError, Stopped, TrainingError
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import resume, train
 from patchword.training import run as loop
-from patchword.training.callbacks import Watcher
-from patchword.training.distributed import World
+from patchword.training.callbacks import Callback
+from patchword.training.distributed import ProcessGroup
 from patchword.training.ema import Average
 from patchword.training.init_model import freeze
 from patchword.training.lora import add_lora, merged_state
@@ -68,8 +68,8 @@ def renamed(source: ArraySource) -> ArraySource:
     return from_arrays(source.images, source.targets, labels=tuple("abcd"))
 
 
-def parts(**changes: Any) -> Parts:
-    return Parts(stripes(**changes), stripes(16, **changes), stripes(20, **changes))
+def parts(**changes: Any) -> DatasetSplits:
+    return DatasetSplits(stripes(**changes), stripes(16, **changes), stripes(20, **changes))
 
 
 def config(**changes: Any) -> Config:
@@ -78,7 +78,7 @@ def config(**changes: Any) -> Config:
 
 
 def trainer(**changes: Any) -> Trainer:
-    made = Trainer(config(**changes), parts(), World(), fresh=True)
+    made = Trainer(config(**changes), parts(), ProcessGroup(), fresh=True)
     made.begin()
     return made
 
@@ -110,7 +110,7 @@ def teacher(tmp_path: Path) -> Path:
     model = TINY.replace(in_channels=3, image_size=16, num_classes=4)
     preprocess = pw.Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
     torch.manual_seed(0)
-    tensors = pw.build(model).state_dict()
+    tensors = pw.build_model(model).state_dict()
     tensors["head.weight"] = torch.randn(4, 16)
     labels = tuple(f"stripe {i}" for i in range(4))
     write_checkpoint(tmp_path / "teacher", Checkpoint(model, tensors, preprocess, labels))
@@ -119,7 +119,7 @@ def teacher(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_makes_a_step(name: str, teacher: Path, tmp_path: Path) -> None:
-    data = Parts(stripes(16, 16, 3), stripes(8, 16, 3))
+    data = DatasetSplits(stripes(16, 16, 3), stripes(8, 16, 3))
     outcome = train(shrunk(load_recipe(name), teacher), tmp_path / "run", parts=data)
     assert outcome is not None and outcome.steps == 1
     assert pw.Classifier.load(tmp_path / "run").labels == data.train.labels
@@ -170,7 +170,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_evaluations_are_few_where_epochs_are_short(tmp_path: Path) -> None:
-    few = Parts(parts().train.subset(np.arange(16)), parts().train.subset(np.arange(16, 32)))
+    few = DatasetSplits(parts().train.subset(np.arange(16)), parts().train.subset(np.arange(16, 32)))
     train(config(steps=450, batch_size=16, evaluate_every=1.0), tmp_path / "run", parts=few)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert 200 <= sum(row["kind"] == "val" for row in rows) <= 226
@@ -200,7 +200,9 @@ def test_pictures_come_in_the_same_order_for_every_batch_size() -> None:
 def test_balanced_sampling() -> None:
     source = stripes()
     rare = source.subset(np.flatnonzero((source.targets > 0) | (np.arange(48) < 4)))
-    made = Trainer(config(data=DataConfig(workers=0, balanced=True)), Parts(rare, rare), World(), fresh=True)
+    made = Trainer(
+        config(data=DataConfig(workers=0, balanced=True)), DatasetSplits(rare, rare), ProcessGroup(), fresh=True
+    )
     made.begin()
     seen = np.concatenate([next(made.batches).targets.numpy() for _ in range(30)])
     assert np.bincount(seen).min() > 0.2 * len(seen)
@@ -217,7 +219,7 @@ def test_class_weights_do_not_depend_on_how_a_batch_is_divided() -> None:
     found = []
     for accumulate in (1, 4):
         run = config(class_weights=True, accumulate=accumulate, threads=1)
-        made = Trainer(run, Parts(rare, rare), World(), fresh=True)
+        made = Trainer(run, DatasetSplits(rare, rare), ProcessGroup(), fresh=True)
         made.begin()
         found.append(losses(made, 6))
     assert found[1] == pytest.approx(found[0], abs=1e-5)
@@ -233,7 +235,7 @@ def test_every_optimiser_learns(optim: OptimConfig) -> None:
 
 
 def test_groups_have_their_rates_and_decay() -> None:
-    model = pw.build(TINY)
+    model = pw.build_model(TINY)
     groups = make_optimisers(model, OptimConfig(lr=1.0, layer_decay=0.5, head_lr=3.0, weight_decay=0.1))[0].param_groups
     place = {id(p): g for g in groups for p in g["params"]}
     named = {n: place[id(p)] for n, p in model.named_parameters()}
@@ -252,7 +254,7 @@ def test_newton_schulz_makes_singular_values_one() -> None:
 
 
 def test_muon_in_bf16_goes_the_same_way() -> None:
-    if not probe().bf16_works:
+    if not probe_capabilities().bf16_works:
         pytest.skip("this processor cannot compute in bf16")
     torch.manual_seed(0)
     updates = [torch.randn(40, 64), torch.randn(96, 32), torch.randn(16, 8, 3, 3)]
@@ -275,7 +277,7 @@ def test_muon_takes_a_fused_qkv_for_three() -> None:
 
 def test_muon_knows_queries_keys_and_values_by_name() -> None:
     """Not by shape: an MLP may be three times as wide as the model, and heads may be narrower than its share."""
-    model = pw.build(TINY.replace(mlp_dim=48, head_dim=4))
+    model = pw.build_model(TINY.replace(mlp_dim=48, head_dim=4))
     add_lora(model, 2)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -343,14 +345,14 @@ def test_lora_trains_little_and_merges_exactly() -> None:
     assert all("down" in n or "up" in n or n.startswith("head") for n in names)
     found = losses(made, 150)
     assert np.mean(found[-10:]) < 0.8 * found[0]
-    merged = pw.build(made.config.model)
+    merged = pw.build_model(made.config.model)
     merged.load_state_dict(merged_state(made.model))
     images = next(made.batches).images
     torch.testing.assert_close(merged.eval()(images), made.model.eval()(images), atol=1e-5, rtol=1e-5)
 
 
 def test_lora_starts_from_the_model_as_it_was() -> None:
-    model = pw.build(TINY).eval()
+    model = pw.build_model(TINY).eval()
     images = torch.randn(2, 1, 8, 8)
     nn.init.normal_(model.head.weight)  # type: ignore[arg-type]
     before = model(images)
@@ -396,11 +398,11 @@ def test_averages_leave_masks_alone(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("lora", [0, 2])
 def test_a_share_of_the_start_stays_in_what_is_evaluated(teacher: Path, lora: int) -> None:
     """The start is the probed head, too, which is in no file but the run's: a resumed run has it from its state."""
-    data = Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16)))
+    data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16)))
     mixed = config(init=str(teacher), head="probe", ema=0.5, start_share=0.3, lora=lora, optim=OptimConfig(lr=1e-2))
 
     def begun(fresh: bool, **changes: Any) -> Trainer:
-        return Trainer(mixed.replace(**changes), data, World(), fresh=fresh)
+        return Trainer(mixed.replace(**changes), data, ProcessGroup(), fresh=fresh)
 
     whole, plain = begun(True), begun(True, start_share=0.0)
     start = {n: t.clone() for n, t in whole.model.state_dict().items()}
@@ -428,7 +430,7 @@ def test_validation_decides_how_much_of_the_start_stays(
 ) -> None:
     """All but the share that is to win are given a worse loss; what wins is what is published, and told of. `earlier`:
     steps before the last are given a better accuracy, so that one of them is published, and nothing is told."""
-    data = Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
+    data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
     mixed = config(init=str(teacher), head="probe", start_share=0.5, optim=OptimConfig(lr=1e-2), steps=6)
     answers: list[Answers] = []
     seen: dict[float, torch.Tensor] = {}
@@ -462,8 +464,8 @@ def test_validation_decides_how_much_of_the_start_stays(
         assert len(notes) == (told is not None) and all(told and n.startswith(told) for n in notes)
 
 
-def other_classes() -> Parts:
-    return Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
+def other_classes() -> DatasetSplits:
+    return DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
 
 
 def model_of(path: Path) -> dict[str, Any]:
@@ -485,7 +487,7 @@ def test_config_json_describes_the_model_that_is_trained(teacher: Path, tmp_path
     assert model_of(tmp_path / "scratch/config.json") == model_of(tmp_path / "scratch/model.json")
 
 
-class Dies(Watcher):
+class Dies(Callback):
     """Ends a run after a step, as a kill does: nothing is saved."""
 
     def __init__(self, step: int) -> None:
@@ -525,12 +527,12 @@ def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monk
     """The probe is learnt before the first step only, yet the report of a resumed run tells of it, and of all steps."""
     stop = types.SimpleNamespace(signal=None)  # test_resume.py has real signals
 
-    class Stopper(Watcher):
+    class Stopper(Callback):
         def row(self, row: dict[str, Any], progress: float, left: float) -> None:
             if row["step"] == 3:
                 stop.signal = signal.SIGTERM
 
-    data = Parts(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
+    data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
     begun = config(init=str(teacher), head="probe", steps=12)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(loop, "Stop", lambda: contextlib.nullcontext(stop))
@@ -542,10 +544,13 @@ def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monk
 
 
 def test_what_is_assumed_of_weights_is_told(tmp_path: Path) -> None:
-    model = pw.build(pw.ViTConfig(image_size=(32, 32), patch_size=(16, 16), embed_dim=192, depth=1, num_heads=3))
+    model = pw.build_model(pw.ViTConfig(image_size=(32, 32), patch_size=(16, 16), embed_dim=192, depth=1, num_heads=3))
     write_checkpoint(tmp_path / "model.safetensors", Checkpoint(model.config, model.state_dict(), None), "timm")
     made = Trainer(
-        config(init=str(tmp_path / "model.safetensors"), model=ViTConfig()), parts(channels=3), World(), fresh=True
+        config(init=str(tmp_path / "model.safetensors"), model=ViTConfig()),
+        parts(channels=3),
+        ProcessGroup(),
+        fresh=True,
     )
     codes = {note.code for note in made.notes}
     assert "preprocess_assumed" in codes and "head_replaced" not in codes, "replacing the head is intended"
@@ -568,13 +573,13 @@ def test_answers_that_are_no_numbers_end_a_run(tmp_path: Path, monkeypatch: pyte
 
 def test_freezing_the_first_third() -> None:
     third = Config(init="weights", freeze=("first-third",))
-    model = pw.build(TINY.replace(depth=3))
+    model = pw.build_model(TINY.replace(depth=3))
     freeze(model, third)
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     assert {n[:8] if n.startswith("blocks") else n.split(".")[0] for n in trained} == {
         "blocks.1", "blocks.2", "norm", "head"
     }  # fmt: skip
-    resnet = pw.build(ResNetConfig(image_size=(8, 8), in_channels=1, layers=(1,), kind="cifar"))
+    resnet = pw.build_model(ResNetConfig(image_size=(8, 8), in_channels=1, layers=(1,), kind="cifar"))
     freeze(resnet, third)
     assert all(p.requires_grad for p in resnet.parameters()), "it has no blocks to count"
     with pytest.raises(ConfigError, match="needs init"):
@@ -588,19 +593,21 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 
 
 def test_fine_tuning_replaces_the_head(teacher: Path, tmp_path: Path) -> None:
-    data = Parts(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
-    start = Trainer(config(init=str(teacher)), data, World(), fresh=True)
+    data = DatasetSplits(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
+    start = Trainer(config(init=str(teacher)), data, ProcessGroup(), fresh=True)
     assert start.model.head.weight.shape == (2, 16) and not start.model.head.weight.any()  # type: ignore[union-attr, operator]
-    solved = Trainer(config(init=str(teacher), head="probe"), data, World(), fresh=True)
+    solved = Trainer(config(init=str(teacher), head="probe"), data, ProcessGroup(), fresh=True)
     assert solved.model.head.weight.any() and solved.notes[-1].code == "head_probed"  # type: ignore[union-attr, operator]
-    kept = Trainer(config(init=str(teacher)), Parts(stripes(16, 16, 3), stripes(16, 16, 3)), World(), fresh=True)
+    kept = Trainer(
+        config(init=str(teacher)), DatasetSplits(stripes(16, 16, 3), stripes(16, 16, 3)), ProcessGroup(), fresh=True
+    )
     torch.testing.assert_close(dict(kept.model.state_dict()), dict(read_checkpoint(teacher).tensors))
-    larger = Trainer(config(init=str(teacher), image_size=32), data, World(), fresh=True)
+    larger = Trainer(config(init=str(teacher), image_size=32), data, ProcessGroup(), fresh=True)
     assert larger.model.config.image_size == (32, 32) == larger.preprocess.size
 
 
 def test_a_probed_head_beats_zeros_from_the_first_step(teacher: Path, tmp_path: Path) -> None:
-    data = Parts(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
+    data = DatasetSplits(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
     found = {}
     for head in ("zero", "probe"):
         run = config(init=str(teacher), head=head, steps=1, optim=OptimConfig(lr=1e-6))
@@ -617,7 +624,7 @@ def test_a_head_for_the_same_pictures_by_other_names_recalls_the_old_one(tmp_pat
     wrong = np.where(np.arange(12) < 4, (few.targets + 1) % 4, few.targets)
     named = ArraySource(few.images, names, wrong), ArraySource(many.images, names, many.targets)
     run = config(init=str(tmp_path / "base"), head="probe", batch_size=4)
-    made = Trainer(run, Parts(*named), World(), fresh=True)
+    made = Trainer(run, DatasetSplits(*named), ProcessGroup(), fresh=True)
     assert any("old head" in note for note in made.notes), made.notes
     made.model.eval()
     batch = next(iter(made.val.evaluation(64)))
@@ -628,11 +635,11 @@ def test_a_head_for_the_same_pictures_by_other_names_recalls_the_old_one(tmp_pat
 @pytest.mark.parametrize("two_heads", [True, False])
 def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
     """The student learns what the teacher says, though the labels say otherwise: the teacher is all of the loss."""
-    data = Parts(stripes(32, 16, 3), stripes(8, 16, 3))
+    data = DatasetSplits(stripes(32, 16, 3), stripes(8, 16, 3))
     student = TINY.replace(in_channels=3, distillation=two_heads)
     distill = DistillConfig(teacher=str(teacher), kind=kind, weight=1.0)
     run = config(model=student, distill=distill, optim=OptimConfig(lr=3e-3), steps=60)
-    made = Trainer(run, data, World(), fresh=True)
+    made = Trainer(run, data, ProcessGroup(), fresh=True)
     assert made.teacher is not None
     made.begin()
     found = losses(made, 60)
@@ -640,10 +647,10 @@ def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
 
 
 def test_a_teacher_sees_whole_pictures_where_the_student_has_small_ones(teacher: Path) -> None:
-    data = Parts(stripes(32, 16, 3), stripes(8, 16, 3))
+    data = DatasetSplits(stripes(32, 16, 3), stripes(8, 16, 3))
     model = TINY.replace(in_channels=3, image_size=16)
     run = config(model=model, distill=DistillConfig(teacher=str(teacher)), early_scale=0.5, early_part=1.0)
-    made = Trainer(run, data, World(), fresh=True)
+    made = Trainer(run, data, ProcessGroup(), fresh=True)
     made.begin()
     made.early = True
     batch = next(iter(made.batches))
@@ -664,10 +671,10 @@ def test_a_resnet_of_ours_teaches(tmp_path: Path) -> None:
     model = ResNetConfig(image_size=32, layers=(1,), num_classes=4)
     preprocess = pw.Preprocess((32, 32), mean=(0.4,) * 3, std=(0.2,) * 3)
     write_checkpoint(
-        tmp_path / "r", Checkpoint(model, pw.build(model).state_dict(), preprocess, stripes().labels[::-1])
+        tmp_path / "r", Checkpoint(model, pw.build_model(model).state_dict(), preprocess, stripes().labels[::-1])
     )
     run = config(model=TINY.replace(in_channels=3), distill=DistillConfig(teacher=str(tmp_path / "r"), kind="soft"))
-    made = Trainer(run, Parts(stripes(32, 8, 3), stripes(8, 8, 3)), World(), fresh=True)
+    made = Trainer(run, DatasetSplits(stripes(32, 8, 3), stripes(8, 8, 3)), ProcessGroup(), fresh=True)
     made.begin()
     assert all(math.isfinite(loss) for loss in losses(made, 2))
     assert made.teacher is not None and made.teacher.order is not None and made.teacher.order.tolist() == [3, 2, 1, 0]
@@ -676,7 +683,9 @@ def test_a_resnet_of_ours_teaches(tmp_path: Path) -> None:
 def test_a_teacher_of_other_classes_is_refused(teacher: Path) -> None:
     run = config(model=TINY.replace(in_channels=3), distill=DistillConfig(teacher=str(teacher)))
     with pytest.raises(ConfigError, match="4 classes, the data 2"):
-        Trainer(run, Parts(stripes(8, 16, 3, classes=2), stripes(8, 16, 3, classes=2)), World(), fresh=True)
+        Trainer(
+            run, DatasetSplits(stripes(8, 16, 3, classes=2), stripes(8, 16, 3, classes=2)), ProcessGroup(), fresh=True
+        )
 
 
 def test_a_teacher_may_know_the_classes_by_other_names() -> None:
@@ -697,7 +706,9 @@ def test_several_labels(tmp_path: Path) -> None:
     targets = np.eye(4, dtype=np.float32)[source.targets]
     targets[:, 0] = 1  # every picture has two labels, or is of the first class
     several = from_arrays(source.images, targets, labels=source.labels)
-    outcome = train(config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=Parts(several, several))
+    outcome = train(
+        config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=DatasetSplits(several, several)
+    )
     assert outcome is not None and outcome.figures["val"]["map"] > 0.95 and outcome.figures["val"]["f1"] > 0.9
     scores = pw.Classifier.load(tmp_path / "run")(several.read(1, mode="L")).scores
     assert sum(s.probability > 0.5 for s in scores) == 2  # probabilities of their own, which need not sum to one
@@ -712,7 +723,9 @@ def test_label_smoothing_is_torchs() -> None:
 
 def test_statistics_come_from_the_data_or_the_weights(teacher: Path) -> None:
     assert trainer().preprocess.mean[0] == pytest.approx(stripes().images.mean() / 255, abs=0.01)
-    made = Trainer(config(init=str(teacher)), Parts(stripes(8, 16, 3), stripes(8, 16, 3)), World(), fresh=True)
+    made = Trainer(
+        config(init=str(teacher)), DatasetSplits(stripes(8, 16, 3), stripes(8, 16, 3)), ProcessGroup(), fresh=True
+    )
     assert made.preprocess.mean == (0.5, 0.5, 0.5)
 
 
@@ -739,7 +752,7 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
 
 def test_overrides() -> None:
     base = load_recipe("finetune")
-    changed = overridden(
+    changed = apply_overrides(
         base, {"optim.lr": 3e-5, "budget": "1h30m", "augment": "medium", "model": "S/16", "log": "wandb"}
     )
     assert (changed.optim.lr, changed.budget, changed.augment.magnitude) == (3e-5, 5400.0, 15)
@@ -750,34 +763,34 @@ def test_overrides() -> None:
         ("nothing", "no field nothing"),
     ):
         with pytest.raises(ConfigError, match=named):
-            overridden(base, {path: 1})
-    assert base.freeze == overridden(base, {"epochs": 1}).freeze == ("first-third",)
+            apply_overrides(base, {path: 1})
+    assert base.freeze == apply_overrides(base, {"epochs": 1}).freeze == ("first-third",)
     for change in ({"model": "S/16"}, {"init": "none"}, {"lora": 8}):
-        assert overridden(base, change).freeze == (), "new weights must learn"
-        assert overridden(base, change).start_share == (0.5 if "lora" in change else 0.0)
-    assert overridden(base, {"init": "none", "freeze": "stem"}).freeze == ("stem",)
+        assert apply_overrides(base, change).freeze == (), "new weights must learn"
+        assert apply_overrides(base, change).start_share == (0.5 if "lora" in change else 0.0)
+    assert apply_overrides(base, {"init": "none", "freeze": "stem"}).freeze == ("stem",)
     for order in (("model.embed_dim", "model.num_heads"), ("model.num_heads", "model.embed_dim")):
-        wide = overridden(
+        wide = apply_overrides(
             base, {"model": "Ti/16", **dict.fromkeys(order, 0), "model.embed_dim": 250, "model.num_heads": 5}
         )
         assert isinstance(wide.model, ViTConfig) and (wide.model.embed_dim, wide.model.num_heads) == (250, 5)
-    assert overridden(base, {"freeze": "none"}).freeze == overridden(base, {"freeze": ["none"]}).freeze == ()
+    assert apply_overrides(base, {"freeze": "none"}).freeze == apply_overrides(base, {"freeze": ["none"]}).freeze == ()
     scratch = load_recipe("cifar10_scratch")
-    assert overridden(scratch, {"steps": 5}).budget is None, "the length that is given replaces the recipe's"
-    assert overridden(scratch, {"epochs": 5}).budget is None
-    assert overridden(scratch, {"data": "photos"}).data.source == "photos"
-    assert changed.init is None and overridden(base, {"init": "none"}).init is None
-    assert overridden(base, {"model.drop_path": 0.1}).init == base.init
+    assert apply_overrides(scratch, {"steps": 5}).budget is None, "the length that is given replaces the recipe's"
+    assert apply_overrides(scratch, {"epochs": 5}).budget is None
+    assert apply_overrides(scratch, {"data": "photos"}).data.source == "photos"
+    assert changed.init is None and apply_overrides(base, {"init": "none"}).init is None
+    assert apply_overrides(base, {"model.drop_path": 0.1}).init == base.init
     with pytest.raises(ConfigError, match=r"model\.depth: the model is that of hf:timm.*--image-size"):
-        overridden(base, {"model.depth": 6, "model.drop_path": 0.1})
-    assert overridden(base, {"model": "S/16", "model.depth": 6}).model.depth == 6
+        apply_overrides(base, {"model.depth": 6, "model.drop_path": 0.1})
+    assert apply_overrides(base, {"model": "S/16", "model.depth": 6}).model.depth == 6
     for both in ({"steps": 5, "budget": "1m"}, {"model": "S/16", "init": "hf:a/b"}):
         with pytest.raises(ConfigError):
-            overridden(base, both)
-    assert seconds("90") == 90 and seconds("1.5h") == 5400
+            apply_overrides(base, both)
+    assert parse_duration("90") == 90 and parse_duration("1.5h") == 5400
     for wrong in ("", "10x", "m10", "1h-3m"):
         with pytest.raises(ConfigError, match="length of time"):
-            seconds(wrong)
+            parse_duration(wrong)
 
 
 def test_tensorboard(tmp_path: Path) -> None:

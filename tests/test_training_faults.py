@@ -14,13 +14,13 @@ from PIL import Image
 
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
 from patchword.core.io import atomic_output
-from patchword.data.resolve import completed, open_data
-from patchword.data.sources import ArraySource, Parts, from_arrays
+from patchword.data.resolve import open_data, with_validation
+from patchword.data.sources import ArraySource, DatasetSplits, from_arrays
 from patchword.errors import CheckpointError, ConfigError, DataError
 from patchword.training import head_probe as head
 from patchword.training import train
-from patchword.training.callbacks import Briefing, Outcome
-from patchword.training.loggers import LogWatcher
+from patchword.training.callbacks import RunInfo, TrainResult
+from patchword.training.loggers import LoggerCallback
 from patchword.training.run_dir import LOCK, new_folder
 from runs import Nursery, last_step, shared_nursery, tiny, until, write_recipe
 
@@ -60,10 +60,10 @@ def test_a_part_that_cannot_be_read_is_told_before_the_first_step(part: str, tmp
 
 def test_parts_in_memory_are_brought_to_the_same_labels() -> None:
     train_part, test_part = shades(9, ["cat", "dog", "owl"]), shades(4, ["owl", "cat"])
-    found = completed(Parts(train_part, None, test_part), 0.34, 0).test
+    found = with_validation(DatasetSplits(train_part, None, test_part), 0.34, 0).test
     assert found is not None and found.labels == ("cat", "dog", "owl") and found.targets.tolist() == [2, 0, 2, 0]
     with pytest.raises(DataError, match="The part 'test' has classes that the training part lacks: 'cow'"):
-        completed(Parts(train_part, None, shades(4, ["cow", "cat"])), 0.34, 0)
+        with_validation(DatasetSplits(train_part, None, shades(4, ["cow", "cat"])), 0.34, 0)
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
@@ -83,7 +83,7 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path / "empty")
     out = Path(".") if kind == "plain" else tmp_path / "link"
     identity = (tmp_path / "empty").stat().st_ino
-    outcome = train(config(), out, parts=Parts(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
+    outcome = train(config(), out, parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
     assert outcome is not None and (tmp_path / "empty/model.json").is_file()
     assert (tmp_path / "empty").stat().st_ino == identity
     with pytest.raises(ConfigError, match="never overwritten"):
@@ -91,7 +91,7 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
     for path in (tmp_path / "empty").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(CheckpointError, match="no model at"):
-        train(config(init="nowhere/at/all"), out, parts=Parts(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
+        train(config(init="nowhere/at/all"), out, parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
     assert list((tmp_path / "empty").iterdir()) == [], "a run that cannot begin leaves nothing in it"
 
 
@@ -127,7 +127,7 @@ def test_threads_are_as_they_were_after_a_run(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        train(config(threads=1), tmp_path / "run", parts=Parts(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
+        train(config(threads=1), tmp_path / "run", parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -136,15 +136,15 @@ def test_threads_are_as_they_were_after_a_run(tmp_path: Path) -> None:
 def test_a_logger_that_breaks_at_the_end_does_not_break_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Broken(LogWatcher):
-        def start(self, briefing: Briefing) -> None: ...
+    class Broken(LoggerCallback):
+        def start(self, briefing: RunInfo) -> None: ...
 
         def send(self, values: dict[str, float], step: int) -> None: ...
 
-        def finish(self, outcome: Outcome | None) -> None:
+        def finish(self, outcome: TrainResult | None) -> None:
             raise ConnectionError("no network")
 
-    data = Parts(shades(16, ["a", "b"]), shades(8, ["a", "b"]))
+    data = DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"]))
     assert train(config(), tmp_path / "run", parts=data, watchers=(Broken(),)) is not None
     assert "Broken failed" in capsys.readouterr().err
 
@@ -159,10 +159,10 @@ def test_a_probe_that_sees_a_part_of_validation_sees_all_classes(
     monkeypatch.setattr(head, "logistic_probe", lambda x, y, u, v, *rest: (seen.append(v), fit(x, y, u, v, *rest))[1])
     source = shades(60, ["a", "b", "c"])
     by_class = source.subset(np.argsort(source.targets, kind="stable"))
-    data = Parts(source, by_class)
+    data = DatasetSplits(source, by_class)
     train(config(), tmp_path / "base", parts=data)
     run = config(init=str(tmp_path / "base"), head="probe", optim=OptimConfig(lr=1e-5))
-    relabelled = Parts(*(ArraySource(s.images, ["x", "y", "z"], s.targets) for s in (source, by_class)))
+    relabelled = DatasetSplits(*(ArraySource(s.images, ["x", "y", "z"], s.targets) for s in (source, by_class)))
     train(run, tmp_path / "run", parts=relabelled)
     assert len(seen) == 1 and len(seen[0]) == 12 and seen[0].unique().tolist() == [0, 1, 2]
 

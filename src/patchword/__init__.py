@@ -21,22 +21,22 @@ _PLACES = {
     "DataConfig": "config",
     "DistillConfig": "config",
     "OptimConfig": "config",
-    "Parts": "data.sources",
+    "DatasetSplits": "data.sources",
     "PatchwordError": "errors",
     "Preprocess": "data.preprocess",
     "ResNetConfig": "config",
     "ScheduleConfig": "config",
     "ViT": "models",
     "ViTConfig": "config",
-    "Watcher": "training",
+    "Callback": "training",
     "attention_maps": "inspection.capture",
     "augmentation": "config.presets",
-    "build": "models",
-    "create": "models",
+    "build_model": "models",
+    "create_model": "models",
     "evaluate": "evaluation.evaluate",
     "features": "inspection.capture",
     "from_arrays": "data.sources",
-    "load": "checkpoints",
+    "load_model": "checkpoints",
     "load_recipe": "recipes",
     "open_data": "data.resolve",
     "optimize_for_cpu": "models",
@@ -44,7 +44,7 @@ _PLACES = {
     "preset": "config.presets",
     "probe": "evaluation.probe",
     "read_checkpoint": "checkpoints",
-    "resized": "models",
+    "adapt_model": "models",
     "resume": "training",
     "train": "training",
     "unpatchify": "models",
@@ -59,22 +59,22 @@ __all__ = [
     "DataConfig",
     "DistillConfig",
     "OptimConfig",
-    "Parts",
+    "DatasetSplits",
     "PatchwordError",
     "Preprocess",
     "ResNetConfig",
     "ScheduleConfig",
     "ViT",
     "ViTConfig",
-    "Watcher",
+    "Callback",
     "attention_maps",
     "augmentation",
-    "build",
-    "create",
+    "build_model",
+    "create_model",
     "evaluate",
     "features",
     "from_arrays",
-    "load",
+    "load_model",
     "load_recipe",
     "open_data",
     "optimize_for_cpu",
@@ -82,7 +82,7 @@ __all__ = [
     "preset",
     "probe",
     "read_checkpoint",
-    "resized",
+    "adapt_model",
     "resume",
     "train",
     "unpatchify",
@@ -90,7 +90,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .checkpoints import Checkpoint, load, read_checkpoint, write_checkpoint
+    from .checkpoints import Checkpoint, load_model, read_checkpoint, write_checkpoint
     from .config import (
         AugmentConfig,
         Config,
@@ -104,15 +104,15 @@ if TYPE_CHECKING:
     from .config.presets import augmentation, preset
     from .data.preprocess import Preprocess
     from .data.resolve import open_data
-    from .data.sources import Parts, from_arrays
+    from .data.sources import DatasetSplits, from_arrays
     from .errors import ConfigError, PatchwordError
     from .evaluation.evaluate import evaluate
     from .evaluation.probe import probe
     from .inference.classifier import Classifier
     from .inspection.capture import attention_maps, features
-    from .models import ViT, build, create, optimize_for_cpu, patchify, resized, unpatchify
+    from .models import ViT, adapt_model, build_model, create_model, optimize_for_cpu, patchify, unpatchify
     from .recipes import load_recipe
-    from .training import Watcher, resume, train
+    from .training import Callback, resume, train
 
 
 def __dir__() -> list[str]:

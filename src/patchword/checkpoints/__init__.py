@@ -10,10 +10,10 @@ from .checkpoint import Checkpoint
 from .convert import WRITABLE, write_foreign
 from .detect_format import read_foreign
 from .mapping import listed
-from .model_dir import CHECKPOINTS, DESCRIPTION, read_folder, read_unfinished, write_folder
+from .model_dir import CHECKPOINTS, MODEL_JSON, read_model_dir, read_unfinished, write_model_dir
 from .tensor_files import TENSOR_SUFFIXES
 
-__all__ = ["WRITABLE", "Checkpoint", "load", "read_checkpoint", "write_checkpoint"]
+__all__ = ["WRITABLE", "Checkpoint", "load_model", "read_checkpoint", "write_checkpoint"]
 
 BUILT_IN, SHIPPED = "patchword:", Path(__file__).parents[1] / "weights"
 
@@ -26,15 +26,15 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
     resampled, channels mixed, head replaced by zeros); any other states what the file does not say.
     """
     fields = ViTConfig.cast_fields(fields)
-    path = located(reference)
+    path = resolve_reference(reference)
     try:
         if not path.exists():
             raise CheckpointError(
                 f"There is no model at {path}. Give a model folder, a checkpoint file, or a hub name such as "
                 "hf:google/vit-base-patch16-224."
             )
-        if path.name == DESCRIPTION or (path.is_dir() and (path / DESCRIPTION).is_file()):
-            return read_folder(path if path.is_dir() else path.parent).adapted(**fields)
+        if path.name == MODEL_JSON or (path.is_dir() and (path / MODEL_JSON).is_file()):
+            return read_model_dir(path if path.is_dir() else path.parent).adapted(**fields)
         if (path / CHECKPOINTS).is_dir():
             return read_unfinished(path).adapted(**fields)
         return read_foreign(path, fields)
@@ -44,14 +44,14 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
         raise ConfigError(f"{path}: {error}", code=error.code) from None
 
 
-def located(reference: str | Path) -> Path:
+def resolve_reference(reference: str | Path) -> Path:
     """Where the files of a model reference are, once they are on this machine."""
     if isinstance(reference, str) and reference.startswith("hf:"):
         from .hub import fetch
 
         return fetch(reference)
     if isinstance(reference, str) and reference.startswith(BUILT_IN):
-        names = sorted(path.parent.name for path in SHIPPED.glob(f"*/{DESCRIPTION}"))
+        names = sorted(path.parent.name for path in SHIPPED.glob(f"*/{MODEL_JSON}"))
         if reference.removeprefix(BUILT_IN) not in names:
             raise CheckpointError(
                 f"There is no {reference}. patchword comes with {listed([BUILT_IN + n for n in names])}."
@@ -76,11 +76,11 @@ def write_checkpoint(
     if to == "patchword":
         if out.suffix in TENSOR_SUFFIXES:
             raise ConversionError(f"{out}: the patchword format is written to a folder.")
-        write_folder(out, checkpoint, overwrite=overwrite)
+        write_model_dir(out, checkpoint, overwrite=overwrite)
         return []
     return write_foreign(out, checkpoint, to, overwrite=overwrite)
 
 
-def load(reference: str | Path, **fields: Any) -> Model:
+def load_model(reference: str | Path, **fields: Any) -> Model:
     """The model behind a reference, in float32, for inference: `pw.load("model.npz", image_size=384)`."""
     return read_checkpoint(reference, **fields).model()

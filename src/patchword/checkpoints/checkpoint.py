@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import ModelConfig, ViTConfig
 from ..data.preprocess import Preprocess
 from ..errors import ConfigError, Note
-from ..models import Model, adapt_state, build, changed_config
+from ..models import Model, adapt_config, adapt_state, build_model
 
 HALF_LARGEST = torch.finfo(torch.float16).max
 PREPROCESS_NOTES = {"preprocess_assumed", "preprocess_stated"}  # superseded when the caller states the preprocessing
@@ -35,10 +35,10 @@ class Checkpoint:
     def model(self) -> Model:
         """The model in float32, for inference."""
         with torch.device("meta"):
-            model = build(self.config)
+            model = build_model(self.config)
         buffers = {name for name, _ in model.named_buffers()} - set(model.state_dict())
         if buffers:  # sin-cos tables, masks: computed, so they cannot stay on the meta device
-            model = build(self.config)
+            model = build_model(self.config)
         state = {n: t.float() if t.is_floating_point() else t for n, t in self.tensors.items()}
         model.load_state_dict(state, assign=True)
         for parameter in model.parameters():
@@ -49,7 +49,7 @@ class Checkpoint:
         """The same weights for another image size, channel count or number of classes."""
         if not changes:
             return self
-        config = changed_config(self.config, **changes)
+        config = adapt_config(self.config, **changes)
         tensors = adapt_state(self.tensors, self.config, config)
         labels = self.labels if config.num_classes == self.config.num_classes else None
         preprocess = self.preprocess

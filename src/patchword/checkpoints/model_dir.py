@@ -15,22 +15,22 @@ from .mapping import listed
 from .tensor_files import MODEL_FILES, read_tensors, write_tensors
 
 FORMAT = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS, MODEL_JSON = "model.safetensors", "model.json"
 CHECKPOINTS = "checkpoints"  # of a run
 KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 EXTRA = "extra."
 
 
-def write_folder(folder: Path, checkpoint: Checkpoint, *, overwrite: bool = False) -> None:
+def write_model_dir(folder: Path, checkpoint: Checkpoint, *, overwrite: bool = False) -> None:
     """Writes the folder whole or not at all."""
     tensors = {**checkpoint.tensors, **{EXTRA + n: t for n, t in checkpoint.extras.items()}}
     with atomic_output(folder, overwrite=overwrite, replaceable=MODEL_FILES) as made:
         made.mkdir()
         write_tensors(made / WEIGHTS, tensors)
-        write_json(made / DESCRIPTION, {**describe(checkpoint), "sha256": sha256(made / WEIGHTS)})
+        write_json(made / MODEL_JSON, {**model_json(checkpoint), "sha256": sha256(made / WEIGHTS)})
 
 
-def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+def model_json(checkpoint: Checkpoint) -> dict[str, Any]:
     """model.json without the checksum."""
     kind = "resnet" if isinstance(checkpoint.config, ResNetConfig) else "vit"
     return {
@@ -47,12 +47,12 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def read_folder(folder: Path) -> Checkpoint:
+def read_model_dir(folder: Path) -> Checkpoint:
     """Reads a folder back; a damaged or foreign file is named, never half loaded."""
-    said = read_json(folder / DESCRIPTION)
+    said = read_json(folder / MODEL_JSON)
     if said.get("format") != FORMAT:
         raise CheckpointError(
-            f"{folder / DESCRIPTION} has format {said.get('format')!r}; this patchword reads {FORMAT}. "
+            f"{folder / MODEL_JSON} has format {said.get('format')!r}; this patchword reads {FORMAT}. "
             "A newer patchword may have written it."
         )
     try:
@@ -64,11 +64,11 @@ def read_folder(folder: Path) -> Checkpoint:
         family, quirks = str(source["family"]), dict(source["quirks"])
         expected_sum, several = str(said["sha256"]), said.get("several", False) is True
     except ConfigError as error:
-        raise CheckpointError(f"{folder / DESCRIPTION}: {error}") from None
+        raise CheckpointError(f"{folder / MODEL_JSON}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / DESCRIPTION} lacks or garbles {error}.") from None
+        raise CheckpointError(f"{folder / MODEL_JSON} lacks or garbles {error}.") from None
     if (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) != expected_sum:
-        raise CheckpointError(f"{folder / WEIGHTS} is damaged: its checksum is not the one in {DESCRIPTION}.")
+        raise CheckpointError(f"{folder / WEIGHTS} is damaged: its checksum is not the one in {MODEL_JSON}.")
     tensors, _ = read_tensors(folder / WEIGHTS)
     extras = {n.removeprefix(EXTRA): t for n, t in tensors.items() if n.startswith(EXTRA)}
     tensors = {n: t for n, t in tensors.items() if not n.startswith(EXTRA)}
@@ -81,7 +81,7 @@ def read_unfinished(run: Path) -> Checkpoint:
     """The model of the last whole checkpoint of a run that has not come to its end; a note says so."""
     for folder in sorted((run / CHECKPOINTS).glob("step-*"), reverse=True):
         try:
-            checkpoint = read_folder(folder)
+            checkpoint = read_model_dir(folder)
         except CheckpointError:
             continue
         text = f"{run} is not finished: the model is that of {folder.name}. `patchword resume {run}` continues the run."
@@ -127,4 +127,4 @@ def check_tensors(path: Path, tensors: dict[str, Any], config: ModelConfig) -> N
         if n in expected and t.is_floating_point() != expected[n].is_floating_point()
     ]
     if wrong:
-        raise CheckpointError(f"{path} does not fit its {DESCRIPTION}: {listed(wrong)}.")
+        raise CheckpointError(f"{path} does not fit its {MODEL_JSON}: {listed(wrong)}.")

@@ -9,7 +9,7 @@ from ..errors import HubError
 from .card import model_card, without_paths
 from .checkpoint import Checkpoint
 from .hub import parse_reference, use_plain_http
-from .model_dir import write_folder
+from .model_dir import write_model_dir
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -29,7 +29,7 @@ def push(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint
     api = HfApi(endpoint=endpoint)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
-        write_folder(folder, checkpoint)
+        write_model_dir(folder, checkpoint)
         (folder / "README.md").write_text(
             model_card(checkpoint, repo.partition("/")[2], f"hf:{repo}"), encoding="utf-8"
         )

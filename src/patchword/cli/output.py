@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..core.text import visible
 
 if TYPE_CHECKING:
-    from ..evaluation import Evaluation, Probed
+    from ..evaluation import Evaluation, ProbeResult
     from ..evaluation.robustness import Robustness
-    from ..training import Outcome
+    from ..training import TrainResult
 
 
 def say(text: str) -> None:
@@ -79,7 +79,7 @@ def print_robustness(robust: "Robustness") -> None:
         print(f"  {name:8} " + "  ".join(f"{value:6.1%}" for value in values))
 
 
-def print_probe(found: "Probed") -> None:
+def print_probe(found: "ProbeResult") -> None:
     from ..metrics.intervals import wilson
 
     print(f"{found.classes} classes, learnt from {found.train:,} pictures, measured on {found.test:,} ({found.part})")
@@ -107,7 +107,7 @@ def report_unread(unread: list[tuple[str, str]], total: int) -> int:
     return 3 if unread else 0
 
 
-def print_outcome(outcome: "Outcome | None", json: bool) -> int:
+def print_outcome(outcome: "TrainResult | None", json: bool) -> int:
     """The end of a run; with several processes only the first has one."""
     if outcome is not None and json:
         said: dict[str, Any] = {

@@ -10,9 +10,14 @@ from typing import Literal
 from .json_config import JsonConfig
 
 Size = tuple[int, int]
-MOST_BLOCKS, MOST_STAGES, MOST_UNITS = 512, 8, 512
-MOST_TABLES = 2**32  # bytes
-REGULARISERS = ("dropout", "drop_path", "patch_dropout", "checkpoint_blocks")  # fields without weights, so that they
+MAX_BLOCKS, MAX_STAGES, MAX_UNITS = 512, 8, 512
+MAX_TABLE_BYTES = 2**32  # bytes
+REGULARIZATION_FIELDS = (
+    "dropout",
+    "drop_path",
+    "patch_dropout",
+    "checkpoint_blocks",
+)  # fields without weights, so that they
 # can be asked for, too, where the rest of a model comes from a file
 
 Stem = Literal["linear", "resnet", "conv"]
@@ -20,7 +25,7 @@ Positions = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "no
 Resample = Literal["google", "timm", "transformers", "torchvision", "dinov2"]
 Pooling = Literal["class", "average", "attention", "class+average"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
-AttentionSpan = Literal["global", "axial", "local"]
+AttentionPattern = Literal["global", "axial", "local"]
 ResNetKind = Literal["bit", "cifar"]
 Standardisation = Literal["google", "timm", "bit"]
 
@@ -54,7 +59,7 @@ class ViTConfig(JsonConfig):
     local_start: float = 0.0  # relative: how firmly each head of a new model looks at one neighbour; 0: at all alike
     position_resample: Resample = "google"  # whose rule resizes the positions when the image size changes
 
-    attention: AttentionSpan = "global"
+    attention: AttentionPattern = "global"
     window: int = 7  # side of the square a token sees, for local attention
     qkv_bias: bool = True
     out_bias: bool = True
@@ -90,13 +95,13 @@ class ViTConfig(JsonConfig):
     def _validate_ranges(self) -> None:
         # Wide enough for any ViT ever published; a damaged file must not make us build a monster.
         limits = {"in_channels": (1, 1024), "num_classes": (0, 1_000_000), "embed_dim": (1, 32768)}
-        limits |= {"depth": (0, MOST_BLOCKS), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
+        limits |= {"depth": (0, MAX_BLOCKS), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
         limits |= {"stem_convs": (1, 16), "stem_width": (1, 4096), "num_registers": (0, 1024), "window": (1, 1024)}
         for name, (low, high) in limits.items():
             self.require(low <= getattr(self, name) <= high, f"{name} must be between {low} and {high}.")
         for name in ("image_size", "patch_size"):
             self.require(all(1 <= v <= 16384 for v in getattr(self, name)), f"{name} must be between 1 and 16384.")
-        self.require(len(self.stem_layers) <= MOST_STAGES, f"stem_layers has more than {MOST_STAGES} stages.")
+        self.require(len(self.stem_layers) <= MAX_STAGES, f"stem_layers has more than {MAX_STAGES} stages.")
         self.require(all(1 <= n <= 4096 for n in self.stem_layers), "stem_layers must be between 1 and 4096.")
         for name in ("dropout", "drop_path", "patch_dropout"):
             self.require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1.")
@@ -117,8 +122,8 @@ class ViTConfig(JsonConfig):
             self.stem != "resnet" or self.stem_width % 32 == 0,
             f"stem_width {self.stem_width}: a resnet stem normalises in 32 groups, so it must be a multiple of 32.",
         )
-        few = self.stem != "resnet" or sum(self.stem_layers) <= MOST_UNITS
-        self.require(few, f"a resnet stem has at most {MOST_UNITS} units.")
+        few = self.stem != "resnet" or sum(self.stem_layers) <= MAX_UNITS
+        self.require(few, f"a resnet stem has at most {MAX_UNITS} units.")
         self.require(self.stem != "linear" or not self.stem_layers, "a linear stem has no stem_layers.")
         self.require(not (self.post_norm and self.norm_after_pool), "post_norm has no final norm to put after pooling.")
         self.require(
@@ -140,7 +145,7 @@ class ViTConfig(JsonConfig):
             "patch_dropout needs positions that are added to the tokens, and global attention.",
         )
         self.require(
-            self.table_bytes < MOST_TABLES,
+            self.table_bytes < MAX_TABLE_BYTES,
             f"{self.num_patches} patches need {self.table_bytes / 2**30:.0f} GiB for positions and attention masks.",
         )
 
@@ -227,9 +232,9 @@ class ResNetConfig(JsonConfig):
     kind: ResNetKind = "bit"  # cifar: 16 channels times width_factor in the first stage, doubled in each other
 
     def validate(self) -> None:
-        self.require(1 <= len(self.layers) <= MOST_STAGES, f"layers must have 1 to {MOST_STAGES} stages.")
+        self.require(1 <= len(self.layers) <= MAX_STAGES, f"layers must have 1 to {MAX_STAGES} stages.")
         self.require(all(n >= 1 for n in self.layers), "layers must have at least one unit each.")
-        self.require(sum(self.layers) <= MOST_UNITS, f"layers must have at most {MOST_UNITS} units together.")
+        self.require(sum(self.layers) <= MAX_UNITS, f"layers must have at most {MAX_UNITS} units together.")
         self.require(1 <= self.width_factor <= 16, "width_factor must be between 1 and 16.")
         self.require(1 <= self.in_channels <= 1024, "in_channels must be between 1 and 1024.")
         self.require(0 <= self.num_classes <= 1_000_000, "num_classes must be between 0 and 1,000,000.")

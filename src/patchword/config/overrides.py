@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from . import Config, JsonConfig
-from .model import REGULARISERS
+from .model import REGULARIZATION_FIELDS
 from .presets import augmentation, preset
 
 LENGTHS = ("budget", "steps", "epochs")  # of a run: the one that is asked for replaces the recipe's own
@@ -28,7 +28,7 @@ def _paths(config: JsonConfig, prefix: str = "") -> list[str]:
     return found
 
 
-def overridden(config: Config, changes: dict[str, Any]) -> Config:
+def apply_overrides(config: Config, changes: dict[str, Any]) -> Config:
     """`config` with the fields at these paths changed: {"optim.lr": 3e-4, "model": "S/16", "model.depth": 6}.
 
     Whole parts may be named: a model by its preset, an augmentation by its level, data by where they are. A budget may
@@ -43,7 +43,11 @@ def overridden(config: Config, changes: dict[str, Any]) -> Config:
 
 def _require_effect(config: Config, changes: dict[str, Any]) -> None:
     """What would be ignored, since weights bring their own model along, is told."""
-    within = [path for path in changes if path.startswith("model.") and path.removeprefix("model.") not in REGULARISERS]
+    within = [
+        path
+        for path in changes
+        if path.startswith("model.") and path.removeprefix("model.") not in REGULARIZATION_FIELDS
+    ]
     if config.init is not None and within:
         raise ConfigError(
             f"{', '.join(within)}: the model is that of {config.init}, which the run starts from. Another size of "
@@ -90,7 +94,7 @@ def _changed(config: Any, changes: list[tuple[list[str], Any]]) -> Any:
 
 def _meant(path: str, value: Any) -> Any:
     if path == "budget" and value is not None:
-        return seconds(value)
+        return parse_duration(value)
     if path == "init" and str(value).lower() in ("none", ""):
         return None  # from nothing
     if path == "model" and isinstance(value, str):
@@ -104,7 +108,7 @@ def _meant(path: str, value: Any) -> Any:
     return value
 
 
-def seconds(text: Any) -> float:
+def parse_duration(text: Any) -> float:
     """A length of time: 90, "90s", "10m", "1.5h", "1h30m"."""
     if isinstance(text, int | float) and not isinstance(text, bool):
         return float(text)

@@ -7,7 +7,7 @@ from .json_config import JsonConfig
 from .model import ModelConfig, Size, ViTConfig
 
 Crop = Literal["none", "shift", "resized"]
-Optimiser = Literal["adamw", "sgd", "muon"]
+Optimizer = Literal["adamw", "sgd", "muon"]
 Shape = Literal["cosine", "rsqrt", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16"]
 Logger = Literal["tensorboard", "mlflow", "wandb"]
@@ -67,7 +67,7 @@ class AugmentConfig(JsonConfig):
 class OptimConfig(JsonConfig):
     """How weights follow gradients."""
 
-    name: Optimiser = "adamw"  # muon: matrices of the blocks by Muon, the rest by AdamW
+    name: Optimizer = "adamw"  # muon: matrices of the blocks by Muon, the rest by AdamW
     lr: float = 1e-3  # at the peak
     weight_decay: float = 0.05  # of matrices; biases, norms, tokens and positions have none. Multiplied by the rate
     betas: tuple[float, float] = (0.9, 0.999)

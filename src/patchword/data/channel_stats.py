@@ -7,7 +7,7 @@ from PIL import Image
 
 from ..errors import DataError, ImageError
 from .images import Mode
-from .keyed_rng import shuffled
+from .keyed_rng import permutation
 from .sources import Source
 
 _THREADS = 4
@@ -34,7 +34,7 @@ def channel_statistics(
         pixels = np.asarray(image, dtype=np.int64).reshape(size[0] * size[1], -1)
         return np.stack([pixels.sum(axis=0), (pixels**2).sum(axis=0)])  # (2, C), exact
 
-    chosen = np.sort(shuffled(0, 0, len(source))[:limit])
+    chosen = np.sort(permutation(0, 0, len(source))[:limit])
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = [part for part in pool.map(sums, chosen) if part is not None]
     if not parts:

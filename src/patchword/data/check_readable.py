@@ -2,7 +2,7 @@
 
 from ..errors import DataError, ImageError
 from .images import Mode
-from .keyed_rng import shuffled
+from .keyed_rng import permutation
 from .sources import Source
 
 _TRIES = 20
@@ -11,7 +11,7 @@ _TRIES = 20
 def require_readable(source: Source, what: str = "The data", *, mode: Mode = "RGB") -> None:
     """Raises `DataError` if none of some samples, chosen at random, can be read: then it is not a single bad file."""
     reasons = []
-    for index in shuffled(0, 0, len(source))[:_TRIES]:
+    for index in permutation(0, 0, len(source))[:_TRIES]:
         try:
             source.read(int(index), mode=mode)
             return

@@ -11,7 +11,7 @@ import numpy as np
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: consecutive counters land far apart
 
 
-def mix(values: np.ndarray) -> np.ndarray:
+def hash_mix(values: np.ndarray) -> np.ndarray:
     """A bijection of 64-bit numbers that scrambles all bits (the finaliser of SplitMix64)."""
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -22,8 +22,8 @@ def mix(values: np.ndarray) -> np.ndarray:
 def keys(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
     """One 64-bit key for each sample of an epoch: uint64, in the shape of `indices`."""
     with np.errstate(over="ignore"):
-        base = mix(mix(np.asarray(seed, dtype=np.uint64) * _STEP) + np.uint64(epoch) * _STEP)
-        return mix(base + np.asarray(indices).astype(np.uint64) * _STEP)
+        base = hash_mix(hash_mix(np.asarray(seed, dtype=np.uint64) * _STEP) + np.uint64(epoch) * _STEP)
+        return hash_mix(base + np.asarray(indices).astype(np.uint64) * _STEP)
 
 
 def bits(keys: np.ndarray, purpose: str, count: int = 1) -> np.ndarray:
@@ -31,7 +31,7 @@ def bits(keys: np.ndarray, purpose: str, count: int = 1) -> np.ndarray:
     salt = np.uint64(int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little"))
     with np.errstate(over="ignore"):
         counters = np.arange(1, count + 1, dtype=np.uint64) * _STEP
-        return mix(mix(np.asarray(keys, dtype=np.uint64) ^ salt)[:, None] + counters)
+        return hash_mix(hash_mix(np.asarray(keys, dtype=np.uint64) ^ salt)[:, None] + counters)
 
 
 def uniform(keys: np.ndarray, purpose: str, count: int = 1) -> np.ndarray:
@@ -39,6 +39,6 @@ def uniform(keys: np.ndarray, purpose: str, count: int = 1) -> np.ndarray:
     return (bits(keys, purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def shuffled(seed: int, epoch: int, count: int) -> np.ndarray:
+def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     """The order of an epoch: a permutation of range(count), int64."""
     return np.argsort(keys(seed, epoch, np.arange(count)), kind="stable")

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from ..config import AugmentConfig
 from ..errors import DataError, ImageError
-from .prefetch import ahead
+from .prefetch import prefetch
 from .preprocess import Preprocess
-from .sampler import Order
+from .sampler import ShuffledSampler
 from .sources import ArraySource, Source
 from .transforms.augment import augment
 from .transforms.crop import crop_boxes, crop_resized
@@ -105,7 +105,7 @@ class Loader:
         source: Source,
         preprocess: Preprocess,
         *,
-        order: Order | None = None,
+        order: ShuffledSampler | None = None,
         augment: AugmentConfig = PLAIN,
         workers: int = 0,
         memory: float = 0.0,
@@ -123,11 +123,11 @@ class Loader:
 
     def training(self, stretches: Iterable[tuple[int, int]]) -> Generator[Batch, None, None]:
         """A batch for each stretch (start, stop) of positions, prepared ahead."""
-        return ahead(self.training_batch, stretches, self.workers)
+        return prefetch(self.training_batch, stretches, self.workers)
 
     def evaluation(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Batch]:
         """The readable samples, in order, as evaluation sees them."""
-        batches = ahead(self.evaluation_batch, self.batches(batch_size, indices), self.workers)
+        batches = prefetch(self.evaluation_batch, self.batches(batch_size, indices), self.workers)
         return (batch for batch in batches if len(batch.indices))
 
     def answered(
@@ -139,7 +139,7 @@ class Loader:
             batch = self.evaluation_batch(part)
             return answer(batch) if len(batch.indices) else None
 
-        for found in ahead(work, self.batches(batch_size, indices), torch.get_num_threads()):
+        for found in prefetch(work, self.batches(batch_size, indices), torch.get_num_threads()):
             if found is not None:
                 yield found
 

@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
+def prefetch(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
     """`function` of each item, in order, on threads that each keep to one core; with no workers, when asked.
 
     Threads that work on different items never wait for each other, whereas tensor arithmetic that is split over all

@@ -16,14 +16,14 @@ from ..config import DataConfig
 from ..core.text import tell
 from ..errors import DataError, Note
 from .class_labels import listed
-from .datasets.registry import NAMED, named_set
+from .datasets.registry import NAMED, open_named_dataset
 from .formats.csv_list import open_table
 from .formats.hf_datasets import PREFIX, is_saved_dataset, open_hub_dataset, open_saved_dataset
 from .formats.image_folder import open_folder
 from .formats.parquet import open_parquet
 from .formats.webdataset import open_shards
 from .images import SUFFIXES
-from .sources import PART_NAMES, Found, Parts, Source, fingerprint
+from .sources import PART_NAMES, DatasetSplits, Found, Source, fingerprint
 from .split import apply_split, stratified_part, stratified_split
 
 _TABLES = (".csv", ".tsv")
@@ -35,24 +35,26 @@ _KINDS = (
 )
 
 
-def open_data(config: DataConfig, seed: int, saved: dict[str, Any] | None = None) -> Parts:
+def open_data(config: DataConfig, seed: int, saved: dict[str, Any] | None = None) -> DatasetSplits:
     """The parts of the data: with labels that agree, and with a validation part, split off by `seed` if need be.
 
     Args:
         saved: the `split` of parts that were opened before, to get exactly those again. If the data have changed
             since, `DataError` says so.
     """
-    return lessened(completed(_parts(config), config.val_fraction, seed, saved), config.train_fraction, seed)
+    return subsample(with_validation(_parts(config), config.val_fraction, seed, saved), config.train_fraction, seed)
 
 
-def lessened(parts: Parts, fraction: float, seed: int) -> Parts:
+def subsample(parts: DatasetSplits, fraction: float, seed: int) -> DatasetSplits:
     """The same parts with fewer pictures to learn from; of each class about that fraction, and one at least."""
     if fraction == 1:
         return parts
     return dataclasses.replace(parts, train=parts.train.subset(stratified_part(parts.train.targets, fraction, seed)))
 
 
-def completed(parts: Parts, fraction: float, seed: int, saved: dict[str, Any] | None = None) -> Parts:
+def with_validation(
+    parts: DatasetSplits, fraction: float, seed: int, saved: dict[str, Any] | None = None
+) -> DatasetSplits:
     """The parts with `split` filled in, labels that agree, and a validation part; for `saved` see `open_data`."""
     parts = _agreeing(parts)
     prints = {name: fingerprint(part) for name, part in parts.present().items()}
@@ -83,13 +85,13 @@ def _require_same(prints: dict[str, str], saved: dict[str, Any]) -> None:
         )
 
 
-def _parts(config: DataConfig) -> Parts:
-    found = find(config.source, config.multi_label)
+def _parts(config: DataConfig) -> DatasetSplits:
+    found = resolve_dataset(config.source, config.multi_label)
     train = _part_called("train", found, config.source)
     chosen, notes = {}, list(found.notes)
     for name, reference in (("val", config.val), ("test", config.test)):
         if reference is not None:
-            other = find(reference, config.multi_label)
+            other = resolve_dataset(reference, config.multi_label)
             chosen[name] = _part_called(name, other, reference)
             notes += other.notes
         elif found.parts.get(name) not in (None, train):
@@ -97,12 +99,12 @@ def _parts(config: DataConfig) -> Parts:
     if config.multi_label:
         train, chosen = train.as_multi_label(), {name: part.as_multi_label() for name, part in chosen.items()}
     _require_classes(train, config)
-    parts = Parts(train, chosen.get("val"), chosen.get("test"), notes=tuple(notes))
+    parts = DatasetSplits(train, chosen.get("val"), chosen.get("test"), notes=tuple(notes))
     _require_apart(parts, config)
     return parts
 
 
-def _agreeing(parts: Parts) -> Parts:
+def _agreeing(parts: DatasetSplits) -> DatasetSplits:
     """With the classes of all parts counted as the training part counts them."""
 
     def fitting(name: str, part: Source | None) -> Source | None:
@@ -111,7 +113,7 @@ def _agreeing(parts: Parts) -> Parts:
     return dataclasses.replace(parts, val=fitting("val", parts.val), test=fitting("test", parts.test))
 
 
-def _require_apart(parts: Parts, config: DataConfig) -> None:
+def _require_apart(parts: DatasetSplits, config: DataConfig) -> None:
     """Pictures that were asked for as another part must not be learnt from, too: figures of them would mean nothing."""
     for name, reference in (("val", config.val), ("test", config.test)):
         part = getattr(parts, name)
@@ -147,7 +149,7 @@ def _require_classes(train: Source, config: DataConfig) -> None:
     raise DataError(f"{config.source} has {have}; there is nothing to learn with fewer than {least}.{hint}")
 
 
-def find(reference: str, several: bool = False) -> Found:
+def resolve_dataset(reference: str, several: bool = False) -> Found:
     """Whatever a reference stands for. A bare word that names a data set means that, even beside a folder so called."""
     if not reference:
         raise DataError(f"No data are given. They may be {_KINDS}.")
@@ -156,7 +158,7 @@ def find(reference: str, several: bool = False) -> Found:
     if reference in NAMED:
         if Path(reference).is_dir():
             tell(f"note: {reference} is taken for the data set of that name; for the folder write ./{reference}")
-        parts = named_set(reference)
+        parts = open_named_dataset(reference)
         return Found(parts.present(), parts.notes)
     path = Path(reference).expanduser()
     if path.is_dir():

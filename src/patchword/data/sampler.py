@@ -8,10 +8,10 @@ import functools
 
 import numpy as np
 
-from .keyed_rng import keys, shuffled, uniform
+from .keyed_rng import keys, permutation, uniform
 
 
-class Order:
+class ShuffledSampler:
     """Every sample once an epoch, in a new order each time."""
 
     def __init__(self, seed: int, count: int) -> None:
@@ -19,7 +19,7 @@ class Order:
         self._epoch = functools.lru_cache(maxsize=4)(self.epoch)
 
     def epoch(self, number: int) -> np.ndarray:
-        return shuffled(self.seed, number, self.count)
+        return permutation(self.seed, number, self.count)
 
     def __call__(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the samples at these positions, int64, and their keys, uint64."""
@@ -33,7 +33,7 @@ class Order:
         return indices, found
 
 
-class BalancedOrder(Order):
+class BalancedSampler(ShuffledSampler):
     """Every class equally often: each place of an epoch draws a class, then a sample of it."""
 
     def __init__(self, seed: int, targets: np.ndarray) -> None:
@@ -46,7 +46,7 @@ class BalancedOrder(Order):
     def epoch(self, number: int) -> np.ndarray:
         # Classes take turns in a shuffled order, so that every stretch of an epoch is balanced as well.
         turns = np.arange(self.count) % len(self.members)
-        classes = turns[shuffled(self.seed, number, self.count)]
+        classes = turns[permutation(self.seed, number, self.count)]
         draws = uniform(keys(self.seed, number, np.arange(self.count)), "balanced")[:, 0]
         sizes = np.array([len(m) for m in self.members])
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])

@@ -119,7 +119,7 @@ class ArraySource(Source):
 
 
 @dataclass(frozen=True)
-class Parts:
+class DatasetSplits:
     """A data set as a run uses it.
 
     Attributes:

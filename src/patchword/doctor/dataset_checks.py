@@ -6,7 +6,7 @@ import numpy as np
 
 from ..config.config_checks import patch_findings
 from ..core.findings import Finding, Severity, gravest_first
-from ..data.sources import Parts, Source
+from ..data.sources import DatasetSplits, Source
 from .image_survey import Survey, survey
 from .near_duplicates import blank, equal_pairs, near_pairs
 
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def examine(
-    parts: Parts,
+    parts: DatasetSplits,
     *,
     image_size: tuple[int, int],
     patch_size: tuple[int, int] | None = None,
@@ -73,7 +73,7 @@ def class_counts(source: Source) -> np.ndarray:
     return np.bincount(source.targets, minlength=len(source.labels))
 
 
-def class_sizes(parts: Parts) -> list[Finding]:
+def class_sizes(parts: DatasetSplits) -> list[Finding]:
     counts, labels, findings = class_counts(parts.train), parts.train.labels, []
     if few := [f"{labels[k]}: {counts[k]}" for k in np.argsort(counts, kind="stable") if 0 < counts[k] < FEW]:
         what = f"{_classes(len(few))} fewer than {FEW} pictures to learn from."

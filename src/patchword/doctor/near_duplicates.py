@@ -10,7 +10,7 @@ finds none in digits and MNIST, where many pictures look much alike.
 import numpy as np
 from PIL import Image
 
-from ..data.keyed_rng import mix
+from ..data.keyed_rng import hash_mix
 from ..errors import ImageError
 from .image_survey import COLUMNS, ROWS, Survey
 
@@ -122,7 +122,7 @@ def entries(hashes: np.ndarray, shard: int, shards: int) -> tuple[np.ndarray, np
     keys, owners = [], []
     for flip in _FLIPS:
         near = hashes ^ flip
-        mine = np.flatnonzero(mix(near) % np.uint64(shards) == shard)
+        mine = np.flatnonzero(hash_mix(near) % np.uint64(shards) == shard)
         keys.append(near[mine])
         owners.append(mine)
     return np.concatenate(keys), np.concatenate(owners)

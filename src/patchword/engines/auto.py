@@ -9,12 +9,12 @@ from ..checkpoints import Checkpoint
 from ..core.io import digest as digest_of
 from ..errors import ConfigError, PatchwordError
 from .capabilities import fingerprint
-from .engine import ENGINES, Engine, Prepared, first_line, open_engine, prepare
+from .engine import ENGINES, Engine, PreparedEngine, first_line, open_engine, prepare
 from .engine_cache import digest
 from .engine_trials import key, known, try_engines
 from .machine_cache import keep, recall
-from .parity import Agreement, agreement, answers, other_pictures, sample_pictures
-from .timing import in_turns
+from .parity import Parity, answers, measure_parity, sample_pictures, varied_images
+from .timing import time_interleaved
 
 WORTH = 1.05  # times torch's speed: less is not worth the time that opening takes
 SHORT_LIST = 2  # engines that are tried with the model itself, and the fastest in fp32
@@ -27,12 +27,12 @@ SLOW = ("torch-compiled",)  # to open: compiled in every process
 class Choice:
     """An engine, and how far its answers are those of torch in fp32."""
 
-    prepared: Prepared
+    prepared: PreparedEngine
     engine: Engine
-    agreement: Agreement | None = None  # None: it is torch, or was asked for
+    parity: Parity | None = None  # None: it is torch, or was asked for
 
     def said(self) -> str:
-        name, found = self.prepared.name, self.agreement
+        name, found = self.prepared.name, self.parity
         if found is None:
             return name
         same = f"on {found.pictures} parts of photographs its class is torch's {found.same:.0%} of the time"
@@ -41,7 +41,7 @@ class Choice:
         )
 
 
-def asked(name: str, checkpoint: Checkpoint, *, quick: bool = False) -> Choice:
+def select_engine(name: str, checkpoint: Checkpoint, *, quick: bool = False) -> Choice:
     """The engine that a user named, or the fastest; what it cannot do is told at once, and not by the first picture.
 
     Args:
@@ -74,19 +74,19 @@ def choose(checkpoint: Checkpoint, *, quick: bool = False) -> Choice:
             continue
         choice = tried(name, checkpoint)
         if choice is not None and (found := agreeing(choice, checkpoint)).faithful(ENGINES[name].exact):
-            return replace(choice, agreement=found)
+            return replace(choice, parity=found)
     return opened("torch", checkpoint)
 
 
-def agreeing(choice: Choice, checkpoint: Checkpoint) -> Agreement:
+def agreeing(choice: Choice, checkpoint: Checkpoint) -> Parity:
     """With torch, on other parts of the photographs than those that calibrated it."""
     assert checkpoint.preprocess is not None
-    pictures = other_pictures(checkpoint.preprocess)
+    pictures = varied_images(checkpoint.preprocess)
     place = f"agreement-{fingerprint()}-{digest(choice.prepared.name, checkpoint, pictures, ())}"
-    found = recall(place, lambda said: Agreement(**said))  # type: ignore[arg-type]
+    found = recall(place, lambda said: Parity(**said))  # type: ignore[arg-type]
     if found is None:
         wanted = answers(open_engine("torch", checkpoint), pictures)
-        found = agreement(wanted, answers(choice.engine, pictures), checkpoint.several)
+        found = measure_parity(wanted, answers(choice.engine, pictures), checkpoint.several)
         keep(place, vars(found))
     return found
 
@@ -136,6 +136,6 @@ def measured(checkpoint: Checkpoint) -> list[str]:
         if (choice := tried(name, checkpoint)) is not None:
             engines[name] = choice.engine
     assert checkpoint.preprocess is not None
-    times = in_turns(engines, sample_pictures(checkpoint.preprocess, TIMED), SECONDS)
+    times = time_interleaved(engines, sample_pictures(checkpoint.preprocess, TIMED), SECONDS)
     names = sorted(engines, key=lambda name: min(times[name]))
     return [n for n in names if n == "torch" or min(times["torch"]) / min(times[n]) >= WORTH]

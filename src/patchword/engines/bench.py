@@ -11,8 +11,8 @@ from torch import Tensor
 from ..checkpoints import Checkpoint
 from ..core.runtime import resident_memory
 from .engine import Engine, first_line, open_engine, prepare
-from .parity import Agreement, agreement, answers
-from .timing import in_turns
+from .parity import Parity, answers, measure_parity
+from .timing import time_interleaved
 
 BATCHES = (1, 8, 32)
 
@@ -33,19 +33,19 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Measured:
+class EngineBench:
     """An engine on this machine, with this model."""
 
     name: str
     timings: list[Timing] = field(default_factory=list)
-    agreement: Agreement | None = None
+    parity: Parity | None = None
     mebibytes: float = 0.0  # that the process grew by when it was opened and first used
     size: float = 0.0  # mebibytes of what it is opened from
     seconds: float = 0.0  # that opening it and the first answers took
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        said = asdict(self) | {"agreement": self.agreement and self.agreement.to_json()}
+        said = asdict(self) | {"parity": self.parity and self.parity.to_json()}
         for row, timing in zip(said["timings"], self.timings, strict=True):
             row["per_second"] = timing.per_second
         return said
@@ -58,7 +58,7 @@ def bench(
     seconds: float = 10.0,
     batches: Sequence[int] = BATCHES,
     on_progress: Callable[[], object] = lambda: None,
-) -> list[Measured]:
+) -> list[EngineBench]:
     """A row for each engine; `seconds` is about how long each has at each batch size.
 
     Args:
@@ -75,11 +75,11 @@ def bench(
     timings: dict[str, list[Timing]] = {name: [] for name in names}
     for batch in batches:
         copies = pictures.repeat(-(-batch // len(pictures)), 1, 1, 1)[:batch]
-        for name, times in in_turns(opened, copies, seconds).items():
+        for name, times in time_interleaved(opened, copies, seconds).items():
             median, p95, p99 = (1000 * float(np.quantile(times, q)) for q in (0.5, 0.95, 0.99))
             timings[name].append(Timing(batch, median, p95, p99, len(times)))
         on_progress()
-    return [Measured(name, timings[name], **rows[name]) for name in names]
+    return [EngineBench(name, timings[name], **rows[name]) for name in names]
 
 
 def try_opening(
@@ -95,5 +95,5 @@ def try_opening(
         return {"error": first_line(error)}, None
     grown, took = (resident_memory() - before) / 2**20, time.perf_counter() - start
     size = len(prepared.file) or sum(t.numel() * t.element_size() for t in checkpoint.tensors.values())
-    found = agreement(wanted, said, checkpoint.several)
-    return {"agreement": found, "mebibytes": grown, "size": size / 2**20, "seconds": took}, engine
+    found = measure_parity(wanted, said, checkpoint.several)
+    return {"parity": found, "mebibytes": grown, "size": size / 2**20, "seconds": took}, engine

@@ -32,7 +32,7 @@ print(json.dumps({"gain": best(torch.float32) / best(torch.bfloat16)}))
 
 
 @dataclass(frozen=True)
-class Abilities:
+class Capabilities:
     """Verdicts, not announcements."""
 
     bf16_works: bool
@@ -40,10 +40,10 @@ class Abilities:
 
 
 @functools.lru_cache(maxsize=1)
-def probe() -> Abilities:
+def probe_capabilities() -> Capabilities:
     """Asks the cache, or else a child process (some two seconds, once for each machine)."""
     name = f"bf16-{fingerprint()}"
-    known = recall(name, lambda said: Abilities(**said))  # type: ignore[arg-type]
+    known = recall(name, lambda said: Capabilities(**said))  # type: ignore[arg-type]
     if known is not None:
         return known
     abilities = measure()
@@ -51,13 +51,13 @@ def probe() -> Abilities:
     return abilities
 
 
-def measure() -> Abilities:
+def measure() -> Capabilities:
     try:
         done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, timeout=120)
         gain = float(json.loads(done.stdout)["gain"]) if done.returncode == 0 else 0.0
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired):
         gain = 0.0
-    return Abilities(bf16_works=gain > 0, bf16_gain=gain)
+    return Capabilities(bf16_works=gain > 0, bf16_gain=gain)
 
 
 def fingerprint() -> str:

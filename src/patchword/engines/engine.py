@@ -38,7 +38,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedEngine:
     """An engine that can be opened fast, here or in another process."""
 
     name: str
@@ -62,7 +62,9 @@ def open_engine(name: str, checkpoint: Checkpoint, calibration: Tensor | None = 
     return prepare(name, checkpoint, calibration, merged).opened(checkpoint, merged)
 
 
-def prepare(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merged: Merged = ()) -> Prepared:
+def prepare(
+    name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merged: Merged = ()
+) -> PreparedEngine:
     """The same, not opened yet. Its file is made once for each model, and kept in the user's cache."""
     if name not in ENGINES:
         raise ConfigError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}, and auto.")
@@ -70,7 +72,7 @@ def prepare(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None
     if kind.missing:
         raise ConfigError(f"The engine {name} needs {', '.join(kind.missing)}: {how_to_install('export')}.")
     if kind.make is None:
-        return Prepared(name)
+        return PreparedEngine(name)
     if kind.exact:  # nothing is measured: the file is the same for all pictures
         calibration = torch.zeros(0, dtype=torch.uint8)
     elif calibration is None:
@@ -83,7 +85,7 @@ def prepare(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None
     if file is None:
         file = kind.make(checkpoint, calibration, merged)
         keep_file(place, file)
-    return Prepared(name, file)
+    return PreparedEngine(name, file)
 
 
 def first_line(error: Exception) -> str:

@@ -110,18 +110,18 @@ def attempt(name: str) -> None:
     from ..checkpoints import Checkpoint
     from ..config import ViTConfig
     from ..data.preprocess import HALF, Preprocess
-    from ..models import build
+    from ..models import build_model
     from .engine import open_engine
-    from .parity import agreement, answers, sample_pictures
+    from .parity import answers, measure_parity, sample_pictures
 
     torch.manual_seed(0)
     config = ViTConfig(embed_dim=384, depth=3, num_heads=6, mlp_dim=1536, num_classes=100)
-    model = build(config)
+    model = build_model(config)
     torch.nn.init.normal_(model.head.weight, std=0.1)  # type: ignore[arg-type]
     checkpoint = Checkpoint(config, dict(model.state_dict()), Preprocess(config.image_size, mean=HALF, std=HALF))
     pictures = sample_pictures(Preprocess(config.image_size, mean=HALF, std=HALF), 16)
     engine = open_engine(name, checkpoint, pictures)
-    found = agreement(answers(open_engine("torch", checkpoint, pictures), pictures), answers(engine, pictures))
+    found = measure_parity(answers(open_engine("torch", checkpoint, pictures), pictures), answers(engine, pictures))
     if not found.faithful(ENGINES[name].exact):
         print(json.dumps(asdict(Verdict(name, False, f"wrong answers: a logit is off by {found.largest:.3g}"))))
         return

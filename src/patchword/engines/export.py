@@ -20,7 +20,7 @@ FORMATS = {".onnx": "onnx", ".pt2": "torch.export", ".xml": "openvino"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class ExportOptions:
     """What is asked of an export.
 
     Args:
@@ -39,7 +39,7 @@ class Wanted:
         return not self.int8 and not any(self.merged) and not self.whole
 
 
-def check_format(out: Path, wanted: Wanted) -> str:
+def check_format(out: Path, wanted: ExportOptions) -> str:
     """The format that the ending stands for, if it can hold what is wanted and its libraries are there."""
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out.name}: an export is named *.onnx, *.pt2 (torch.export) or *.xml (OpenVINO).")
@@ -53,7 +53,7 @@ def check_format(out: Path, wanted: Wanted) -> str:
     return kind
 
 
-def make_file(checkpoint: Checkpoint, out: Path, wanted: Wanted, calibration: Tensor | None = None) -> Engine:
+def write_export(checkpoint: Checkpoint, out: Path, wanted: ExportOptions, calibration: Tensor | None = None) -> Engine:
     """Writes `out` (an .xml has its weights in a .bin beside it) and opens it again as anyone would."""
     kind = check_format(out, wanted)
     try:
@@ -64,7 +64,7 @@ def make_file(checkpoint: Checkpoint, out: Path, wanted: Wanted, calibration: Te
         raise ExportError(f"This model cannot be exported to {out.suffix}: {first_line(error)}") from error
 
 
-def made(kind: str, checkpoint: Checkpoint, out: Path, wanted: Wanted, calibration: Tensor | None) -> Engine:
+def made(kind: str, checkpoint: Checkpoint, out: Path, wanted: ExportOptions, calibration: Tensor | None) -> Engine:
     if kind == "torch.export":
         return make_pt2(Packed(checkpoint, wanted.merged, whole=wanted.whole), out, about(checkpoint, wanted))
     from .onnx import make_onnx
@@ -83,7 +83,7 @@ def made(kind: str, checkpoint: Checkpoint, out: Path, wanted: Wanted, calibrati
     return write_openvino(graph, out, wanted, calibration, about(checkpoint, wanted))
 
 
-def write_onnx(graph: Any, out: Path, wanted: Wanted, said: str) -> Engine:
+def write_onnx(graph: Any, out: Path, wanted: ExportOptions, said: str) -> Engine:
     import onnx
 
     from .onnx import OnnxSession
@@ -97,7 +97,7 @@ def write_onnx(graph: Any, out: Path, wanted: Wanted, said: str) -> Engine:
     return OnnxSession(out.read_bytes())
 
 
-def write_openvino(graph: Any, out: Path, wanted: Wanted, calibration: Tensor, said: str) -> Engine:
+def write_openvino(graph: Any, out: Path, wanted: ExportOptions, calibration: Tensor, said: str) -> Engine:
     import openvino
 
     from .openvino import OpenVinoSession, int8_openvino, make_openvino
@@ -124,7 +124,7 @@ def make_pt2(packed: Packed, out: Path, said: str) -> Engine:
     return run
 
 
-def about(checkpoint: Checkpoint, wanted: Wanted) -> str:
+def about(checkpoint: Checkpoint, wanted: ExportOptions) -> str:
     """What a program that runs the file must know, as JSON."""
     assert checkpoint.preprocess is not None
     size = list(checkpoint.preprocess.size)

@@ -17,7 +17,7 @@ FAITHFUL = 0.03  # mean divergence in nats that an int8 engine may have to be ch
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Parity:
     """Of an engine's answers with those of torch in fp32."""
 
     pictures: int
@@ -34,16 +34,16 @@ class Agreement:
         return self.relative <= CLOSE if exact else self.divergence <= FAITHFUL
 
 
-def agreement(reference: Tensor, answers: Tensor, several: bool = False) -> Agreement:
+def measure_parity(reference: Tensor, answers: Tensor, several: bool = False) -> Parity:
     """From logits (N, K) of both; with several labels each class is a decision of its own."""
     if reference.shape != answers.shape or not answers.isfinite().all():
-        return Agreement(len(reference), 0.0, float("inf"), float("inf"), float("inf"))
+        return Parity(len(reference), 0.0, float("inf"), float("inf"), float("inf"))
     wanted, given = (log_probabilities(logits.double(), several) for logits in (reference, answers))
     divergence = float((wanted.exp() * (wanted - given)).sum(dim=(1, 2)).mean())
     largest = float((reference - answers).abs().max())
     decided = [(each > 0) if several else each.argmax(dim=1, keepdim=True) for each in (reference, answers)]
     same = float((decided[0] == decided[1]).all(dim=1).double().mean())
-    return Agreement(len(reference), same, divergence, largest, largest / max(1e-6, float(reference.abs().max())))
+    return Parity(len(reference), same, divergence, largest, largest / max(1e-6, float(reference.abs().max())))
 
 
 def log_probabilities(logits: Tensor, several: bool) -> Tensor:
@@ -57,7 +57,7 @@ def answers(engine: Engine, pixels: Tensor, batch: int = 8) -> Tensor:
     return torch.cat([engine(part) for part in pixels.split(batch)])
 
 
-def sample_photographs(count: int = CALIBRATION) -> list[Image.Image]:
+def sample_photos(count: int = CALIBRATION) -> list[Image.Image]:
     """Real pictures that every machine has: parts of the two photographs that come with scikit-learn."""
     from sklearn.datasets import load_sample_images
 
@@ -73,10 +73,10 @@ def sample_photographs(count: int = CALIBRATION) -> list[Image.Image]:
 
 def sample_pictures(preprocess: Preprocess, count: int = CALIBRATION) -> Tensor:
     """The same as a model sees them: uint8 (N, H, W, C)."""
-    made = [preprocess.pixels(each.convert(preprocess.mode)) for each in sample_photographs(count)]
+    made = [preprocess.pixels(each.convert(preprocess.mode)) for each in sample_photos(count)]
     return torch.from_numpy(np.stack(made)) if made else torch.zeros(0, *preprocess.size, preprocess.channels).byte()
 
 
-def other_pictures(preprocess: Preprocess) -> Tensor:
+def varied_images(preprocess: Preprocess) -> Tensor:
     """Some that are not among those that engines are calibrated with."""
     return sample_pictures(preprocess, CALIBRATION + CHECKED)[CALIBRATION:]

@@ -9,7 +9,7 @@ from .engine import Engine
 LEAST = 5  # rounds
 
 
-def in_turns(engines: dict[str, Engine], pixels: Tensor, seconds: float) -> dict[str, list[float]]:
+def time_interleaved(engines: dict[str, Engine], pixels: Tensor, seconds: float) -> dict[str, list[float]]:
     """Seconds of each call; every round calls every engine once, the next in reverse."""
     for engine in engines.values():
         engine(pixels)

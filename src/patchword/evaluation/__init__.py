@@ -1,16 +1,16 @@
 """A classifier on many pictures: what it says (predict.py), and how good that is (measure.py and the rest)."""
 
-from ..metrics.classification import Tally, expected_calibration_error
-from .evaluate import Evaluation, Labelled, evaluate, labelled_pictures
-from .probe import Probed, probe
+from ..metrics.classification import ClassificationMetrics, expected_calibration_error
+from .evaluate import Evaluation, LabeledImage, evaluate, labeled_images
+from .probe import ProbeResult, probe
 
 __all__ = [
-    "Probed",
+    "ProbeResult",
     "probe",
     "Evaluation",
-    "Labelled",
-    "Tally",
+    "LabeledImage",
+    "ClassificationMetrics",
     "evaluate",
     "expected_calibration_error",
-    "labelled_pictures",
+    "labeled_images",
 ]

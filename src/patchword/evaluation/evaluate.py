@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from ..data.formats.image_folder import class_folders, match_classes
-from ..data.resolve import find, is_plain_folder
+from ..data.resolve import is_plain_folder, resolve_dataset
 from ..errors import DataError, ImageError
-from ..inference.classifier import BATCH_SIZE, Classifier, Readable
-from ..metrics.classification import Tally
+from ..inference.classifier import BATCH_SIZE, Classifier, ImageInput
+from ..metrics.classification import ClassificationMetrics
 from ..metrics.intervals import Comparison, compare
-from ..metrics.multilabel import SeveralTally
+from ..metrics.multilabel import MultiLabelMetrics
 
 PARTS = ("test", "val", "train")  # of a data set, that part is measured which comes first here
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabeledImage:
     """A picture, not yet read, and the name of its class; or those of all its labels, if there may be several."""
 
     name: str
-    picture: Readable
+    picture: ImageInput
     label: str | tuple[str, ...]
     part: str = ""  # of the data set that it is from
 
@@ -45,7 +45,7 @@ class Evaluation:
     skipped: list[tuple[str, str]]  # name and reason
     images_per_second: float
     rows: list[dict[str, Any]]  # name, true, predicted, probability and loss of each picture
-    tally: Tally | SeveralTally
+    tally: ClassificationMetrics | MultiLabelMetrics
     comparison: Comparison | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Evaluation:
         return said
 
 
-def labelled_pictures(data: str | Path, several: bool = False) -> list[Labelled]:
+def labeled_images(data: str | Path, several: bool = False) -> list[LabeledImage]:
     """The pictures of a folder of class folders, or of any data set: its test part, or else validation, training.
 
     Args:
@@ -65,8 +65,8 @@ def labelled_pictures(data: str | Path, several: bool = False) -> list[Labelled]
     """
     folder = Path(data).expanduser()
     if folder.is_dir() and is_plain_folder(folder):
-        return [Labelled(str(file), file, name) for file, name in class_folders(folder)]
-    parts = find(str(data), several).parts
+        return [LabeledImage(str(file), file, name) for file, name in class_folders(folder)]
+    parts = resolve_dataset(str(data), several).parts
     name = next((name for name in PARTS if name in parts), None)
     if name is None or not len(parts[name]):
         raise DataError(f"{data} has no pictures.")
@@ -74,19 +74,19 @@ def labelled_pictures(data: str | Path, several: bool = False) -> list[Labelled]
     labels: list[Any] = [part.labels[target] for target in part.targets] if not part.multi_label else [
         tuple(part.labels[k] for k in row.nonzero()[0]) for row in part.targets
     ]  # fmt: skip
-    return [Labelled(part.name(i), partial(part.read, i), label, name) for i, label in enumerate(labels)]
+    return [LabeledImage(part.name(i), partial(part.read, i), label, name) for i, label in enumerate(labels)]
 
 
 def evaluate(
     classifier: Classifier,
-    data: str | Path | Sequence[Labelled],
+    data: str | Path | Sequence[LabeledImage],
     *,
     against: Classifier | None = None,
     batch_size: int = BATCH_SIZE,
     on_progress: Callable[[], object] = lambda: None,
 ) -> Evaluation:
     """Classes may be named by label, ImageNet WordNet id, or index. `against` is measured on the same pictures."""
-    pictures = labelled_pictures(data, classifier.checkpoint.several) if isinstance(data, str | Path) else data
+    pictures = labeled_images(data, classifier.checkpoint.several) if isinstance(data, str | Path) else data
     if against is not None and (classifier.checkpoint.several or against.checkpoint.several):
         raise DataError("Only models that give one class for each picture can be compared.")
     start = time.perf_counter()
@@ -95,7 +95,7 @@ def evaluate(
     comparison = None
     if against is not None:
         other, others, _ = graded(against, pictures, batch_size, on_progress)
-        assert isinstance(tally, Tally) and isinstance(other, Tally)
+        assert isinstance(tally, ClassificationMetrics) and isinstance(other, ClassificationMetrics)
         both = set(read) & set(others)  # a picture may be readable for one of them only
         rows = [np.array([name in both for name in names]) for names in (others, read)]
         comparison = compare(other.right[rows[0]], tally.right[rows[1]])
@@ -105,8 +105,8 @@ def evaluate(
 
 
 def graded(
-    classifier: Classifier, pictures: Sequence[Labelled], batch_size: int, on_progress: Callable[[], object]
-) -> tuple[Tally | SeveralTally, list[str], list[tuple[str, str]]]:
+    classifier: Classifier, pictures: Sequence[LabeledImage], batch_size: int, on_progress: Callable[[], object]
+) -> tuple[ClassificationMetrics | MultiLabelMetrics, list[str], list[tuple[str, str]]]:
     """What the classifier said; the names of the pictures that could be read, and which could not be, and why."""
     names = sorted({label for each in pictures for label in each.labels})
     config = classifier.checkpoint.config
@@ -114,7 +114,7 @@ def graded(
     several = classifier.checkpoint.several
     if not several and any(not isinstance(each.label, str) for each in pictures):
         raise DataError("These pictures may have several labels, but the model was trained to give one class to each.")
-    tally: Tally | SeveralTally = SeveralTally() if several else Tally()
+    tally: ClassificationMetrics | MultiLabelMetrics = MultiLabelMetrics() if several else ClassificationMetrics()
     read: list[str] = []
     skipped: list[tuple[str, str]] = []
     results = classifier.stream((each.picture for each in pictures), batch_size)

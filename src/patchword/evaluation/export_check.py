@@ -12,14 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.images import Mode, load_image, to_mode
-from ..data.prefetch import ahead
+from ..data.prefetch import prefetch
 from ..engines.engine import Engine
-from ..engines.export import Wanted
-from ..engines.parity import Agreement, agreement, sample_photographs
-from ..engines.timing import in_turns
+from ..engines.export import ExportOptions
+from ..engines.parity import Parity, measure_parity, sample_photos
+from ..engines.timing import time_interleaved
 from ..errors import ExportError, ImageError
-from ..inference.classifier import BATCH_SIZE, Classifier, Readable
-from .evaluate import Labelled, evaluate
+from ..inference.classifier import BATCH_SIZE, Classifier, ImageInput
+from .evaluate import LabeledImage, evaluate
 
 COMPARED = 64  # pictures whose probabilities are compared
 RESIZED = 0.01  # mean divergence that resizing in the graph may cause: it rounds a little differently
@@ -29,26 +29,26 @@ BATCH = 8
 
 
 @dataclass(frozen=True)
-class Proof:
+class ExportCheck:
     """What a file was compared with, and what came of it."""
 
-    agreement: Agreement
+    parity: Parity
     speed_before: float  # pictures a second, of torch in fp32 ...
     speed_after: float  # ... and of the file
     accuracy: dict[str, Any] | None = None  # before, after, p_value, n; None: no labels were given
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"agreement": self.agreement.to_json()}
+        return asdict(self) | {"parity": self.parity.to_json()}
 
 
-def prove(
+def check_export(
     classifier: Classifier,
     engine: Engine,
-    wanted: Wanted,
-    pictures: Sequence[Labelled] = (),
+    wanted: ExportOptions,
+    pictures: Sequence[LabeledImage] = (),
     max_drop: float = 0.005,
     on_progress: Callable[[], object] = lambda: None,
-) -> Proof:
+) -> ExportCheck:
     """Compares a file's engine with the classifier; raises `ExportError` if they do not agree well enough.
 
     Args:
@@ -68,14 +68,16 @@ def prove(
                 "allows: nothing was written."
             )
     before, after = speeds(classifier, file)
-    return Proof(found, before, after, accuracy)
+    return ExportCheck(found, before, after, accuracy)
 
 
-def compared(classifier: Classifier, file: "Exported", wanted: Wanted, pictures: Sequence[Labelled]) -> Agreement:
+def compared(
+    classifier: Classifier, file: "Exported", wanted: ExportOptions, pictures: Sequence[LabeledImage]
+) -> Parity:
     """Logits on a few pictures, decoded in full for both; an export in fp32 may differ by rounding only."""
     rows = np.linspace(0, len(pictures) - 1, min(COMPARED, len(pictures))).astype(int)
-    chosen: list[Readable] = [partial(decoded, pictures[row].picture) for row in rows]
-    chosen = chosen or [partial(decoded, picture) for picture in sample_photographs()]
+    chosen: list[ImageInput] = [partial(decoded, pictures[row].picture) for row in rows]
+    chosen = chosen or [partial(decoded, picture) for picture in sample_photos()]
     answers = [list(each.stream(chosen)) for each in (classifier, file)]
     both = [(a, b) for a, b in zip(*answers, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
     if not both:
@@ -84,7 +86,7 @@ def compared(classifier: Classifier, file: "Exported", wanted: Wanted, pictures:
     several = classifier.checkpoint.several
     if file.whole and not several:  # probabilities came back, so logits are known up to a constant only
         first = first.log_softmax(dim=1)
-    found = agreement(first, second, several)
+    found = measure_parity(first, second, several)
     if wanted.exact:
         good = found.faithful(exact=True)
     else:  # int8 and merging are judged by accuracy
@@ -97,7 +99,7 @@ def compared(classifier: Classifier, file: "Exported", wanted: Wanted, pictures:
     return found
 
 
-def decoded(picture: Readable | Image.Image, mode: Mode, at_least: object = None) -> Image.Image:
+def decoded(picture: ImageInput | Image.Image, mode: Mode, at_least: object = None) -> Image.Image:
     """In full, whatever would be enough: an export that resizes by itself is given the whole picture, too."""
     if isinstance(picture, Image.Image):
         return to_mode(picture, mode)
@@ -105,7 +107,7 @@ def decoded(picture: Readable | Image.Image, mode: Mode, at_least: object = None
 
 
 def accuracies(
-    classifier: Classifier, file: "Exported", pictures: Sequence[Labelled], on_progress: Callable[[], object]
+    classifier: Classifier, file: "Exported", pictures: Sequence[LabeledImage], on_progress: Callable[[], object]
 ) -> dict[str, Any]:
     """Before and after; with several labels it is the mean average precision."""
     if classifier.checkpoint.several:
@@ -121,7 +123,7 @@ def speeds(classifier: Classifier, file: "Exported") -> tuple[float, float]:
     """Pictures a second of both, in turns, on pictures of the size that the model takes."""
     shape = (BATCH, *classifier.preprocess.size, classifier.preprocess.channels)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
-    times = in_turns({"before": classifier.engine, "after": file.engine}, pixels, SECONDS)
+    times = time_interleaved({"before": classifier.engine, "after": file.engine}, pixels, SECONDS)
     return BATCH / statistics.median(times["before"]), BATCH / statistics.median(times["after"])
 
 
@@ -132,12 +134,12 @@ class Exported(Classifier):
         self.__dict__.update(classifier.__dict__)
         self.engine, self.whole = engine, whole
 
-    def stream(self, files: Iterable[Readable], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
+    def stream(self, files: Iterable[ImageInput], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
         if not self.whole:
             return super().stream(files, batch_size)
-        return ahead(self.answer, files, torch.get_num_threads())
+        return prefetch(self.answer, files, torch.get_num_threads())
 
-    def answer(self, file: Readable) -> Tensor | ImageError:
+    def answer(self, file: ImageInput) -> Tensor | ImageError:
         """The whole picture goes into the graph; probabilities come back as logits."""
         mode = self.preprocess.mode
         try:

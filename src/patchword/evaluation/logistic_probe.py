@@ -15,7 +15,7 @@ ROWS = 512  # whose scores by an old head are held at once: it may know 21,843 c
 
 
 @dataclass(frozen=True)
-class Logistic:
+class LogisticModel:
     """A linear classifier of raw features: x @ weight + bias, of shapes (D, K) and (K,)."""
 
     weight: Tensor
@@ -33,9 +33,9 @@ def logistic_probe(
     held_x: Tensor,
     held_y: Tensor,
     classes: int,
-    old: Logistic | None = None,
+    old: LogisticModel | None = None,
     seconds: float = math.inf,
-) -> Logistic:
+) -> LogisticModel:
     """The one with the least loss on the pictures held out. Targets are classes, or rows of zeros and ones.
 
     Args:
@@ -44,7 +44,7 @@ def logistic_probe(
     """
     deadline = time.monotonic() + seconds
     centres = [recalled(x, y, classes, old)] if old is not None and y.ndim == 1 else []
-    found: list[tuple[float, Logistic]] = []
+    found: list[tuple[float, LogisticModel]] = []
     for near in (*centres, None):
         lowest = math.inf
         for each in path(x, y, classes, PENALTIES, near) if not found or time.monotonic() < deadline else ():
@@ -56,24 +56,24 @@ def logistic_probe(
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def recalled(x: Tensor, y: Tensor, classes: int, old: Logistic) -> Logistic:
+def recalled(x: Tensor, y: Tensor, classes: int, old: LogisticModel) -> LogisticModel:
     """Each class as the mixture of old ones that its pictures are taken for, so that no names need to be matched."""
     shares = torch.zeros(classes, len(old.bias), dtype=torch.double)
     for some, targets in zip(x.split(ROWS), y.split(ROWS), strict=True):
         shares.index_add_(0, targets, old.scores(some).softmax(1))
     shares /= torch.bincount(y, minlength=classes).clamp_min(1)[:, None]
-    return Logistic(old.weight @ shares.T, shares @ old.bias)
+    return LogisticModel(old.weight @ shares.T, shares @ old.bias)
 
 
-def refitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Logistic:
+def refitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> LogisticModel:
     """With a penalty that is known already."""
     *_, last = path(x, y, classes, [p for p in PENALTIES if p >= penalty])
     return last
 
 
 def path(
-    x: Tensor, y: Tensor, classes: int, penalties: Sequence[float], near: Logistic | None = None
-) -> Iterator[Logistic]:
+    x: Tensor, y: Tensor, classes: int, penalties: Sequence[float], near: LogisticModel | None = None
+) -> Iterator[LogisticModel]:
     """A solution for each penalty on what lies away from `near`, or else from zero: from the strongest on, each
     starting where the one before has ended."""
     x = x.double()
@@ -87,7 +87,7 @@ def path(
     for penalty in penalties:
         weight, bias = fitted(x, y, weight, bias, centre, penalty)
         raw = weight / std[:, None]
-        yield Logistic(raw, bias - mean @ raw, penalty, recalls=near is not None)
+        yield LogisticModel(raw, bias - mean @ raw, penalty, recalls=near is not None)
 
 
 def fitted(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, centre: Tensor, penalty: float) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ import torch
 
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..config import DataConfig
-from ..data.resolve import completed, open_data
-from ..data.sources import Parts
+from ..data.resolve import open_data, with_validation
+from ..data.sources import DatasetSplits
 from ..errors import ConfigError, DataError
 from ..inference.classifier import Encoder
 from .frozen_features import features
@@ -26,7 +26,7 @@ HELD_OUT = 0.2  # of the training part, where there is no validation part: for t
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """Accuracies on the part that was asked about."""
 
     few_shot: dict[int, list[float]]  # shots of each class: one accuracy for each seed
@@ -58,14 +58,14 @@ class Probed:
 
 def probe(
     model: str | Path | Checkpoint | Encoder,
-    data: str | Path | Parts,
+    data: str | Path | DatasetSplits,
     *,
     layer: int | None = None,
     shots: Sequence[int] = SHOTS,
     seeds: int = 5,
     l2: float = L2,
     on_progress: Callable[[], object] = lambda: None,
-) -> Probed:
+) -> ProbeResult:
     """Accuracy on the test part (or else validation) of what is learnt of the training part with the model frozen.
 
     Args:
@@ -75,8 +75,8 @@ def probe(
     """
     if seeds < 1 or any(n < 1 for n in shots) or not 0 < l2 < math.inf:
         raise ConfigError("Shots and seeds are at least 1, and l2 is a number above 0.")
-    if isinstance(data, Parts):
-        parts = completed(data, HELD_OUT, seed=0)
+    if isinstance(data, DatasetSplits):
+        parts = with_validation(data, HELD_OUT, seed=0)
     else:
         parts = open_data(DataConfig(source=str(data), val_fraction=HELD_OUT), seed=0)
     assert parts.val is not None
@@ -99,7 +99,7 @@ def probe(
     right = float((best.scores(asked).argmax(dim=1) == truth).double().mean())
     missing = tuple(n for n in shots if n > least)
     part = "test" if test is not val else "validation"
-    return Probed(few, near, right, best.penalty, classes, len(y), len(truth), l2, missing, part)
+    return ProbeResult(few, near, right, best.penalty, classes, len(y), len(truth), l2, missing, part)
 
 
 def opened(model: str | Path | Checkpoint | Encoder) -> Encoder:

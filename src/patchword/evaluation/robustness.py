@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from ..data.formats.image_folder import match_classes
-from ..data.prefetch import ahead
+from ..data.prefetch import prefetch
 from ..errors import DataError, ImageError
 from ..inference.classifier import Classifier
 from .corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
-from .evaluate import Labelled
+from .evaluate import LabeledImage
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Robustness:
 
 
 def robustness(
-    classifier: Classifier, pictures: Sequence[Labelled], on_progress: Callable[[], object] = lambda: None
+    classifier: Classifier, pictures: Sequence[LabeledImage], on_progress: Callable[[], object] = lambda: None
 ) -> Robustness:
     """Every picture is decoded once, and made worse where the model sees it: behind resizing and cropping."""
     names = sorted({label for each in pictures for label in each.labels})
@@ -52,7 +52,7 @@ def robustness(
     kinds = [name for name in CORRUPTIONS if classifier.preprocess.channels > 1 or name != "saturation"]
     right, count = np.zeros((1 + len(kinds) * len(SEVERITIES)), dtype=np.int64), 0
     work = partial(answers, classifier, kinds)
-    for each, said in zip(pictures, ahead(work, enumerate(pictures), torch.get_num_threads()), strict=True):
+    for each, said in zip(pictures, prefetch(work, enumerate(pictures), torch.get_num_threads()), strict=True):
         on_progress()
         if said is not None:
             right += said == indices[each.labels[0]]
@@ -64,7 +64,7 @@ def robustness(
     return Robustness(float(right[0] / count), rows, count)
 
 
-def answers(classifier: Classifier, kinds: Sequence[str], item: tuple[int, Labelled]) -> np.ndarray | None:
+def answers(classifier: Classifier, kinds: Sequence[str], item: tuple[int, LabeledImage]) -> np.ndarray | None:
     """The class said to the clean picture and to each worse one, in order; None if it cannot be read."""
     seed, each = item
     try:

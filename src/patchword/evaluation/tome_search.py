@@ -6,17 +6,20 @@ from ..config import ViTConfig
 from ..engines import torch_engine
 from ..errors import ConfigError
 from ..inference.classifier import BATCH_SIZE, Classifier
-from ..metrics.classification import Tally
+from ..metrics.classification import ClassificationMetrics
 from ..models.token_merging import TokenMergingViT, merge_schedule
-from .evaluate import Labelled, graded
+from .evaluate import LabeledImage, graded
 from .export_check import ROUNDING
 
 MOST = 50  # hundredths of the patches that a block may merge
 STEPS = 1 + MOST.bit_length()  # how often the pictures are gone through, at most
 
 
-def choose_merging(
-    classifier: Classifier, pictures: Sequence[Labelled], drop: float, on_progress: Callable[[], object] = lambda: None
+def choose_tome_ratio(
+    classifier: Classifier,
+    pictures: Sequence[LabeledImage],
+    drop: float,
+    on_progress: Callable[[], object] = lambda: None,
 ) -> float:
     """As many as lose at most `drop`, a part of 1, of the accuracy on these pictures.
 
@@ -40,7 +43,7 @@ def choose_merging(
     return good / 100
 
 
-def accuracy(classifier: Classifier, pictures: Sequence[Labelled], on_progress: Callable[[], object]) -> float:
+def accuracy(classifier: Classifier, pictures: Sequence[LabeledImage], on_progress: Callable[[], object]) -> float:
     tally, _, _ = graded(classifier, pictures, BATCH_SIZE, on_progress)
-    assert isinstance(tally, Tally)
+    assert isinstance(tally, ClassificationMetrics)
     return float(tally.right.mean())

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..data.images import load_image, to_mode
-from ..data.prefetch import ahead
+from ..data.prefetch import prefetch
 from ..engines import Engine, torch_engine
 from ..errors import ConfigError, ImageError
 from ..models import optimize_for_cpu
 
 # A file, or what reads a picture of a data set in a given mode.
-Readable = str | Path | Callable[..., Image.Image]
+ImageInput = str | Path | Callable[..., Image.Image]
 
 # Enough pictures that the matrix products run at full speed on one core, few enough to stay in its cache.
 BATCH_SIZE = 16
@@ -69,7 +69,7 @@ class Encoder:
         """From any model reference; `fields` are model fields that adapt or explain it, as in `pw.load`."""
         return cls(read_checkpoint(reference, **fields))
 
-    def pixels(self, image: Readable | bytes | Image.Image) -> Tensor:
+    def pixels(self, image: ImageInput | bytes | Image.Image) -> Tensor:
         """What the model will see of a picture, before normalisation: uint8 (H, W, C)."""
         mode = self.preprocess.mode
         if callable(image):
@@ -87,7 +87,7 @@ class Encoder:
         return torch.from_numpy(self.preprocess.pixels(image))
 
     def each(
-        self, files: Iterable[Readable], compute: Callable[[Tensor], Tensor], batch_size: int = BATCH_SIZE
+        self, files: Iterable[ImageInput], compute: Callable[[Tensor], Tensor], batch_size: int = BATCH_SIZE
     ) -> Iterator[Tensor | ImageError]:
         """For each file, in order, its row of `compute` (of uint8 (B, H, W, C)), or why it could not be read.
 
@@ -95,10 +95,10 @@ class Encoder:
         """
         rest = iter(files)
         batches = iter(lambda: list(itertools.islice(rest, batch_size)), [])
-        for results in ahead(partial(self._run, compute), batches, torch.get_num_threads()):
+        for results in prefetch(partial(self._run, compute), batches, torch.get_num_threads()):
             yield from results
 
-    def _run(self, compute: Callable[[Tensor], Tensor], files: Sequence[Readable]) -> list[Tensor | ImageError]:
+    def _run(self, compute: Callable[[Tensor], Tensor], files: Sequence[ImageInput]) -> list[Tensor | ImageError]:
         read: list[Tensor | ImageError] = []
         for file in files:
             try:
@@ -137,9 +137,9 @@ class Classifier(Encoder):
     def opened(self, engine: str) -> Engine:
         if engine == "torch":
             return torch_engine(self.checkpoint, self.model)
-        from ..engines.auto import asked
+        from ..engines.auto import select_engine
 
-        chosen = asked(engine, self.checkpoint)
+        chosen = select_engine(engine, self.checkpoint)
         self.engine_name, self.chosen = chosen.prepared.name, chosen.said()
         return chosen.engine
 
@@ -166,7 +166,7 @@ class Classifier(Encoder):
         pairs = zip(indices.tolist(), values.tolist(), strict=True)
         return Prediction(tuple(Score(self.labels[i], i, p) for i, p in pairs))
 
-    def stream(self, files: Iterable[Readable], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
+    def stream(self, files: Iterable[ImageInput], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
         """For each file, in order, its logits (K), or why it could not be read."""
         return self.each(files, self.logits, batch_size)
 

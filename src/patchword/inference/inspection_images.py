@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.images import SUFFIXES, list_images, load_image
-from ..data.resolve import find
+from ..data.resolve import resolve_dataset
 from ..data.sources import Source
 from ..errors import DataError, ImageError
 from .classifier import Classifier
@@ -76,7 +76,7 @@ def listed(references: Sequence[str]) -> list[tuple[str, Place]]:
 
 def of_data(reference: str) -> list[tuple[str, Place]]:
     """The pictures of a data set: its test part, or else validation, or else training."""
-    parts = find(reference).parts
+    parts = resolve_dataset(reference).parts
     part = next((parts[name] for name in ORDER if name in parts), None)
     if part is None:
         raise DataError(f"{reference} has no pictures.")

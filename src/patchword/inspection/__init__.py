@@ -3,31 +3,31 @@
 Every function takes a model and normalised images and gives arrays; `drawing` makes figures of them.
 """
 
-from .attention_distance import Reach, attention_reach
+from .attention_distance import AttentionDistance, attention_distance
 from .attention_rollout import head_attention, rollout
 from .explain import METHODS, Method, explain, methods_for
-from .faithfulness import Curves, deletion_insertion, randomisation
+from .faithfulness import FaithfulnessCurves, deletion_insertion, parameter_randomization
 from .filters import Filters, embedding_filters
 from .position_similarity import position_similarity
-from .token_analysis import patch_colours, patch_similarity, patch_tokens, token_norms
+from .token_analysis import patch_colors, patch_similarity, patch_tokens, token_norms
 
 __all__ = [
     "METHODS",
-    "Curves",
+    "FaithfulnessCurves",
     "Filters",
     "Method",
-    "Reach",
-    "attention_reach",
+    "AttentionDistance",
+    "attention_distance",
     "deletion_insertion",
     "embedding_filters",
     "explain",
     "head_attention",
     "methods_for",
-    "patch_colours",
+    "patch_colors",
     "patch_similarity",
     "patch_tokens",
     "position_similarity",
-    "randomisation",
+    "parameter_randomization",
     "rollout",
     "token_norms",
 ]

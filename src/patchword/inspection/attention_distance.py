@@ -16,7 +16,7 @@ from .capture import reduce_maps
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionDistance:
     """Averages over images and patches, for each layer and head."""
 
     distance: np.ndarray  # (L, H), pixels of what the model sees
@@ -33,7 +33,7 @@ class Reach:
         return float(spearmanr(np.arange(len(layers)), layers).statistic)
 
 
-def attention_reach(model: ViT, batches: Iterable[Tensor]) -> Reach:
+def attention_distance(model: ViT, batches: Iterable[Tensor]) -> AttentionDistance:
     """Distance weighted by attention, from patch to patch: prefix tokens are left out and the rest sums to one again.
 
     `batches` are normalised images (B, C, H, W). Memory does not grow with the number of images (see capture.py).
@@ -54,7 +54,7 @@ def attention_reach(model: ViT, batches: Iterable[Tensor]) -> Reach:
     if not count:
         raise ConfigError("There are no images to follow attention in; was the iterator used up before?")
     distance, entropy = (sums / count).numpy()
-    return Reach(distance, entropy, count, config.num_patches)
+    return AttentionDistance(distance, entropy, count, config.num_patches)
 
 
 def patch_distances(grid: Size, stride: Size) -> Tensor:

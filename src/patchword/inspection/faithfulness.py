@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..data.prefetch import ahead
+from ..data.prefetch import prefetch
 from ..models import ViT
 from ..models.resnet import FeatureMap
 from .explain import Method, explain
@@ -28,7 +28,7 @@ RUINS = ("head", "upper half", "all")  # how much is shuffled
 
 
 @dataclass(frozen=True)
-class Curves:
+class FaithfulnessCurves:
     """Probability of the class of each image, (B, steps + 1), at equal steps from nothing done to all done."""
 
     deletion: np.ndarray
@@ -46,7 +46,7 @@ def area(curves: np.ndarray) -> np.ndarray:
 
 def deletion_insertion(
     model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor, maps: np.ndarray, *, several: bool = False
-) -> Curves:
+) -> FaithfulnessCurves:
     """Both curves, for maps (B, h, w) of any grid: a cell is blanked, or shown, as one. `model` gives logits."""
 
     def both(item: tuple[Tensor, int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -60,8 +60,8 @@ def deletion_insertion(
 
     items = zip(images, classes.tolist(), maps, strict=True)
     workers = torch.get_num_threads() if images.device.type == "cpu" else 0
-    deleted, inserted = zip(*ahead(both, items, workers), strict=True)
-    return Curves(np.stack(deleted), np.stack(inserted))
+    deleted, inserted = zip(*prefetch(both, items, workers), strict=True)
+    return FaithfulnessCurves(np.stack(deleted), np.stack(inserted))
 
 
 def hiding(heat: np.ndarray, size: tuple[int, int]) -> Tensor:
@@ -88,7 +88,7 @@ def random_maps(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).random(shape)
 
 
-def randomisation(
+def parameter_randomization(
     model: ViT | FeatureMap, images: Tensor, classes: Tensor, methods: Sequence[Method]
 ) -> dict[Method, list[float]]:
     """Spearman's rank correlation of each method's maps before and after each of `RUINS`, mean over the images."""

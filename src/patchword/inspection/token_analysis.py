@@ -21,7 +21,7 @@ def token_norms(model: ViT, image: Tensor) -> np.ndarray:
     return np.stack([stage[0, k:].norm(dim=-1).unflatten(0, grid).cpu().numpy() for stage in stages])
 
 
-def outlier_share(norms: np.ndarray, times: float = 3.0) -> float:
+def outlier_fraction(norms: np.ndarray, times: float = 3.0) -> float:
     """The part of the tokens of a map that are longer than `times` their median."""
     return float((norms > times * np.median(norms)).mean())
 
@@ -40,7 +40,7 @@ def patch_similarity(model: ViT, image: Tensor, patch: tuple[int, int], layer: i
     return (tokens @ tokens[patch]).cpu().numpy()
 
 
-def patch_colours(model: ViT, images: Tensor, layer: int = -1) -> np.ndarray:
+def patch_colors(model: ViT, images: Tensor, layer: int = -1) -> np.ndarray:
     """The patches of all images together as colour, (B, h, w, 3): patches of one colour mean the same to the model."""
     tokens = patch_tokens(model, images, layer)
     return principal_colours(tokens.flatten(0, 2).float().cpu().numpy()).reshape(*tokens.shape[:3], 3)

@@ -13,7 +13,7 @@ from .token_analysis import principal_colours
 
 
 @dataclass(frozen=True)
-class Walk:
+class Walkthrough:
     """What `walk_through` found; N patches, L blocks, grid (h, w)."""
 
     view: np.ndarray  # uint8 (H, W, C): what the model sees
@@ -29,14 +29,14 @@ class Walk:
 
 
 @torch.inference_mode()
-def walk_through(model: ViT, pixels: np.ndarray, image: Tensor) -> Walk:
+def trace_walkthrough(model: ViT, pixels: np.ndarray, image: Tensor) -> Walkthrough:
     """`pixels` uint8 (H, W, C) and the same image normalised (C, H, W)."""
     found = features(model, image[None])
     config = model.config
     k, grid = config.num_prefix, config.grid
     blocks = [found[f"blocks.{i}"][0, k:].float().cpu().numpy() for i in range(config.depth)]
     table = model.positions.tables()[1]
-    return Walk(
+    return Walkthrough(
         view=pixels,
         grid=grid,
         numbers=model.patch_embed.proj.in_features,

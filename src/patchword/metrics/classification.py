@@ -9,13 +9,13 @@ from torch import Tensor
 
 from .calibration import BINS, calibration_error, equal_mass, equal_width
 from .intervals import bootstrap_all, bootstrap_mean, wilson
-from .per_class import class_figures, class_intervals
+from .per_class import class_intervals, per_class_metrics
 
 SLOW_ROUNDS = 500  # of bootstrap, for figures that are no means
 FEW = 100  # pictures, below which calibration cannot be told
 
 
-class Tally:
+class ClassificationMetrics:
     """Collects what the figures need, a few pictures at a time, so that logits need not be kept."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Tally:
             wide = expected_calibration_error(confidences[rows], right[rows])
             return np.array([wide, calibration_error(equal_mass(confidences[rows], right[rows]))])
 
-        found = class_figures(targets, predicted, classes)
+        found = per_class_metrics(targets, predicted, classes)
         figures |= {"balanced_accuracy": found.balanced_accuracy, "macro_f1": found.macro_f1}
         intervals |= class_intervals(targets, predicted, classes)
         tails = bootstrap_all(gaps, len(right), rounds=SLOW_ROUNDS)
@@ -83,7 +83,7 @@ class Tally:
 
     def per_class(self, labels: Sequence[str]) -> list[dict[str, Any]]:
         """For each class that occurred: how many pictures, the fraction recognised, precision and F1."""
-        found = class_figures(np.array(self.targets), np.array(self.predicted), len(labels))
+        found = per_class_metrics(np.array(self.targets), np.array(self.predicted), len(labels))
         columns = zip(labels, found.support, found.recall, found.precision, found.f1, strict=True)
         return [
             {"label": label, "index": index, "n": int(n), "top1": float(recall), "f1": float(f1)}
@@ -112,7 +112,7 @@ def expected_calibration_error(confidences: np.ndarray, right: np.ndarray, bins:
     return calibration_error(equal_width(confidences, right, bins))
 
 
-def multi_label_figures(logits: np.ndarray, targets: np.ndarray) -> dict[str, float | int]:
+def multi_label_metrics(logits: np.ndarray, targets: np.ndarray) -> dict[str, float | int]:
     """Logits (N, K) against zeros and ones (N, K).
 
     map: average precision, mean over the classes that occur; f1: of all decisions at probability 0.5; nll: of one

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .classification import average_precision, multi_label_figures
+from .classification import average_precision, multi_label_metrics
 from .intervals import bootstrap_all
 
 ROUNDS = 200  # of bootstrap: each sorts every class anew
 
 
-class SeveralTally:
+class MultiLabelMetrics:
     """Collects logits and labels, a picture at a time."""
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class SeveralTally:
     def detailed(self, classes: int) -> tuple[dict[str, float | int], dict[str, tuple[float, float]]]:
         """map, f1, nll and n; and of each figure its 95 % interval by bootstrap over the pictures."""
         logits, targets = np.stack(self.logits), np.stack(self.targets)
-        figures = multi_label_figures(logits, targets)
+        figures = multi_label_metrics(logits, targets)
         names = [name for name in figures if name != "n"]
 
         def drawn(rows: np.ndarray) -> np.ndarray:
-            found = multi_label_figures(logits[rows], targets[rows])
+            found = multi_label_metrics(logits[rows], targets[rows])
             return np.array([found[name] for name in names])
 
         return figures, dict(zip(names, bootstrap_all(drawn, len(logits), rounds=ROUNDS), strict=True))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..config import ModelConfig, ViTConfig
 from ..config.presets import preset
-from .adapt import adapt_state, changed_config
+from .adapt import adapt_config, adapt_state
 from .cpu import optimize_for_cpu
 from .distilled import DistilledViT
 from .patches import patchify, unpatchify
@@ -23,12 +23,12 @@ __all__ = [
     "SmallResNet",
     "ViT",
     "adapt_state",
-    "build",
-    "changed_config",
-    "create",
+    "build_model",
+    "adapt_config",
+    "create_model",
     "optimize_for_cpu",
     "patchify",
-    "resized",
+    "adapt_model",
     "tensor_shapes",
     "unpatchify",
 ]
@@ -36,22 +36,22 @@ __all__ = [
 Model = ViT | ResNet | SmallResNet
 
 
-def build(config: ModelConfig) -> Model:
+def build_model(config: ModelConfig) -> Model:
     """A model with fresh random weights; `create` does it by name."""
     if isinstance(config, ViTConfig):
         return DistilledViT(config) if config.distillation else ViT(config)
     return ResNet(config) if config.kind == "bit" else SmallResNet(config)
 
 
-def create(name: str, **fields: Any) -> Model:
+def create_model(name: str, **fields: Any) -> Model:
     """A named model with fresh random weights: `create("B/16", num_classes=10, image_size=384)`."""
-    return build(preset(name, **fields))
+    return build_model(preset(name, **fields))
 
 
-def resized(model: Model, **changes: Any) -> Model:
+def adapt_model(model: Model, **changes: Any) -> Model:
     """The same weights in a model of another image size, channel count or number of classes."""
-    config = changed_config(model.config, **changes)
-    new = build(config)
+    config = adapt_config(model.config, **changes)
+    new = build_model(config)
     new.load_state_dict(adapt_state(model.state_dict(), model.config, config))
     return new.train(model.training)
 
@@ -59,4 +59,4 @@ def resized(model: Model, **changes: Any) -> Model:
 def tensor_shapes(config: ModelConfig) -> dict[str, Tensor]:
     """Every tensor that a checkpoint of this model holds, as a meta tensor: names, shapes and types, no memory."""
     with torch.device("meta"):
-        return dict(build(config).state_dict())
+        return dict(build_model(config).state_dict())

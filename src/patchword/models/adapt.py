@@ -34,7 +34,7 @@ def adapt_state(state: State, old: ModelConfig, new: ModelConfig) -> State:
     return state
 
 
-def changed_config(config: Any, **changes: Any) -> Any:
+def adapt_config(config: Any, **changes: Any) -> Any:
     """`config` with changes. A new number of classes removes the whole pre-training head, as the paper does."""
     if changes.get("num_classes", config.num_classes) != config.num_classes and isinstance(config, ViTConfig):
         changes = {"pre_logits": None, **changes}

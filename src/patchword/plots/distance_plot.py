@@ -3,11 +3,11 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..inspection.attention_distance import Reach
+from ..inspection.attention_distance import AttentionDistance
 from .theme import new_figure, plotted, theme
 
 
-def reach_figure(reach: Reach) -> Figure:
+def reach_figure(reach: AttentionDistance) -> Figure:
     figure = new_figure(10, 4.0)
     left, right = figure.subplots(1, 2)
     plotted(left, "Mean attention distance", "layer", "pixels")

@@ -4,11 +4,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..inspection.explain import METHODS
-from ..inspection.faithfulness import RANDOM, Curves
+from ..inspection.faithfulness import RANDOM, FaithfulnessCurves
 from .theme import new_figure, plotted, theme
 
 
-def trust_figure(curves: dict[str, Curves]) -> Figure:
+def trust_figure(curves: dict[str, FaithfulnessCurves]) -> Figure:
     figure = new_figure(10, 4.0)
     panels = figure.subplots(1, 2, sharey=True)
     plotted(panels[0], "Deletion: lower is better", "part of the picture taken away", "probability of the class")

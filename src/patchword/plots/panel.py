@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class Panel:
     """`draw` is None where the figure makes no sense for this model; `seen` then says why."""
 
     name: str  # of its files
@@ -26,7 +26,7 @@ class Exhibit:
     figures: "dict[Theme, Figure]" = field(default_factory=dict)  # drawn so far
 
     @classmethod
-    def absent(cls, name: str, title: str, why: str) -> "Exhibit":
+    def absent(cls, name: str, title: str, why: str) -> "Panel":
         return cls(name, title, why)
 
     def figure(self, theme: "Theme") -> "Figure":

@@ -8,14 +8,16 @@ from matplotlib.figure import Figure, SubFigure
 from PIL import Image
 
 from ..config import ViTConfig
-from ..inspection.walkthrough import Walk
+from ..inspection.walkthrough import Walkthrough
 from .attention_plot import short, thumbnail
 from .theme import MAP, bare, mosaic, new_figure, show, theme
 
 SEQUENCE, DIMENSIONS, MOST_BLOCKS = 14, 96, 12
 
 
-def walk_figure(walk: Walk, scores: Sequence[tuple[str, float]], pool: str, looker: str, config: ViTConfig) -> Figure:
+def walk_figure(
+    walk: Walkthrough, scores: Sequence[tuple[str, float]], pool: str, looker: str, config: ViTConfig
+) -> Figure:
     """`scores` are the most probable classes; `pool` says where the head reads, `looker` whose attention is shown."""
     figure = new_figure(11, 11.6)
     rows: Sequence[SubFigure] = figure.subfigures(5, 1, height_ratios=(3.2, 1.15, 2.9, 2.45, 1.9))  # type: ignore[assignment]
@@ -31,7 +33,7 @@ def heading(part: SubFigure, text: str) -> None:
     part.suptitle(text, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=theme().ink)
 
 
-def draw_cut(part: SubFigure, walk: Walk) -> None:
+def draw_cut(part: SubFigure, walk: Walkthrough) -> None:
     (h, w), (height, width) = walk.grid, walk.view.shape[:2]
     heading(part, f"1  The image, {height} x {width} pixels, is split into {h} x {w} = {h * w} patches")
     left, right = part.subplots(1, 2)
@@ -39,7 +41,7 @@ def draw_cut(part: SubFigure, walk: Walk) -> None:
     show(bare(right), mosaic(patch_tiles(walk), w, gap=max(1, height // h // 5)))
 
 
-def draw_sequence(part: SubFigure, walk: Walk, stem: bool) -> None:
+def draw_sequence(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
     h, w = walk.grid
     each = "each is flattened to" if not stem else "after the convolutional stem, each has"
     heading(part, f"2  The patches become a sequence, row by row; {each} {walk.numbers} values")
@@ -52,7 +54,7 @@ def draw_sequence(part: SubFigure, walk: Walk, stem: bool) -> None:
         axes.text(1.0, 0.5, note, transform=axes.transAxes, va="center", color=theme().soft)
 
 
-def draw_embedding(part: SubFigure, walk: Walk, stem: bool) -> None:
+def draw_embedding(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
     dim = walk.embedded.shape[1]
     first = f" (the first {DIMENSIONS} shown)" if dim > DIMENSIONS else ""
     added = "; position embeddings are added" if walk.positions is not None else ""
@@ -78,7 +80,7 @@ def draw_vectors(axes: Axes, title: str, values: np.ndarray) -> None:
     axes.spines[:].set_visible(False)
 
 
-def draw_blocks(part: SubFigure, walk: Walk, looker: str, span: str) -> None:
+def draw_blocks(part: SubFigure, walk: Walkthrough, looker: str, span: str) -> None:
     depth = len(walk.attention)
     whom = "nearby tokens" if span == "local" else "tokens of its row or column" if span == "axial" else "all tokens"
     heading(part, f"4  {depth} blocks: every token attends to {whom} (top: {looker}) and is updated (bottom)")
@@ -106,7 +108,7 @@ def draw_head(part: SubFigure, scores: Sequence[tuple[str, float]], pool: str) -
     axes.spines[:].set_visible(False)
 
 
-def patch_tiles(walk: Walk) -> np.ndarray:
+def patch_tiles(walk: Walkthrough) -> np.ndarray:
     """The patches as pictures (N, h, w, 3), row by row, 0 to 1."""
     (h, w), view = walk.grid, walk.view.astype(np.float32) / 255
     if view.shape[-1] == 1:

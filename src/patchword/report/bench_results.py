@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..engines.bench import Measured
-from ..plots.panel import Exhibit
+from ..engines.bench import EngineBench
+from ..plots.panel import Panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,34 +16,34 @@ NAME = "engines"
 MARKERS = ("o-", "s--", "^:")  # when the colors repeat
 
 
-def bench_exhibit(rows: Sequence[Measured], accuracy: dict[str, float]) -> Exhibit:
+def bench_exhibit(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> Panel:
     """The figure with its table and arrays."""
     good = [row for row in rows if row.timings]
     caption = f"Highest throughput at {'; at '.join(fastest(good, place) for place in (0, -1))}."
     arrays = {"speed": np.array([[t.per_second for t in row.timings] for row in good])}
     arrays |= {"engine": np.array([row.name for row in good])}
     draw, table = partial(bench_figure, good, accuracy), bench_table(rows, accuracy)
-    return Exhibit(NAME, "Engine speed", caption, "", draw, arrays, table)
+    return Panel(NAME, "Engine speed", caption, "", draw, arrays, table)
 
 
-def fastest(rows: Sequence[Measured], place: int) -> str:
+def fastest(rows: Sequence[EngineBench], place: int) -> str:
     """The fastest engine at one of the batch sizes, and what its speed costs."""
     row = max(rows, key=lambda each: each.timings[place].per_second)
-    timing, found = row.timings[place], row.agreement
+    timing, found = row.timings[place], row.parity
     assert found is not None
     speed = f"batch size {timing.batch}: {row.name}, {timing.per_second:.1f} images per second"
     return f"{speed} (same class as PyTorch for {found.same:.0%} of {found.pictures} images)"
 
 
-def bench_table(rows: Sequence[Measured], accuracy: dict[str, float]) -> tuple[tuple[str, ...], ...]:
+def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tuple[tuple[str, ...], ...]:
     """A line for each engine and batch size; the first is the header. `accuracy` of each engine may be empty."""
     head = ("engine", "batch", "median, ms", "p95", "p99", "images/s", "same class", "KL divergence")
     lines = [(*head, "file, MiB", "memory, MiB", *(("accuracy",) if accuracy else ()))]
     for row in rows:
         for timing in row.timings:
-            assert row.agreement is not None
+            assert row.parity is not None
             times = (f"{timing.median:.1f}", f"{timing.p95:.1f}", f"{timing.p99:.1f}", f"{timing.per_second:.1f}")
-            agreement = (f"{row.agreement.same:.1%}", f"{row.agreement.divergence:.1g}")
+            agreement = (f"{row.parity.same:.1%}", f"{row.agreement.divergence:.1g}")
             mebibytes = (f"{row.size:.0f}", f"{row.mebibytes:.0f}")
             measured = (f"{accuracy[row.name]:.2%}",) if accuracy else ()
             lines.append((row.name, str(timing.batch), *times, *agreement, *mebibytes, *measured))
@@ -52,7 +52,7 @@ def bench_table(rows: Sequence[Measured], accuracy: dict[str, float]) -> tuple[t
     return tuple(lines)
 
 
-def bench_figure(rows: Sequence[Measured], accuracy: dict[str, float]) -> "Figure":
+def bench_figure(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> "Figure":
     """A point for each engine and batch size."""
     from ..plots.theme import new_figure, plotted, theme
 
@@ -63,8 +63,8 @@ def bench_figure(rows: Sequence[Measured], accuracy: dict[str, float]) -> "Figur
     )
     colors = theme().series
     for number, row in enumerate(rows):
-        assert row.agreement is not None
-        height = accuracy.get(row.name, row.agreement.same)
+        assert row.parity is not None
+        height = accuracy.get(row.name, row.parity.same)
         speeds = [timing.per_second for timing in row.timings]
         color, marker = colors[number % len(colors)], MARKERS[number // len(colors) % len(MARKERS)]
         axes.plot(speeds, [height] * len(speeds), marker, color=color, label=row.name, markersize=6, linewidth=1.2)

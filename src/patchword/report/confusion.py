@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image
 
 from ..metrics.intervals import wilson
+from .embedded_images import data_uri
 from .formatting import percent, shorten, text_width
-from .panels import data_uri
 from .report_data import ClassificationResults
 
 MAX_LABELED = 60  # classes whose names still fit beside the matrix

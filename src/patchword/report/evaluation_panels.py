@@ -9,7 +9,7 @@ from ..evaluation.corruptions import SEVERITIES
 from ..evaluation.robustness import Robustness
 from ..metrics.calibration import equal_width
 from ..metrics.classification import FEW
-from ..plots.panel import Exhibit
+from ..plots.panel import Panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..metrics.calibration import Bin
 
 
-def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float) -> Exhibit:
+def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float) -> Panel:
     bins = equal_width(confidences, right)
     sure, correct = float(confidences.mean()), float(right.mean())
     verdict = f"well calibrated, within the uncertainty of {len(right):,} images"
@@ -35,7 +35,7 @@ def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float
         "count": np.array([b.count for b in bins]),
     }
     draw = partial(reliability_figure, bins)
-    return Exhibit("reliability", "Calibration", seen, "", draw, arrays)
+    return Panel("reliability", "Calibration", seen, "", draw, arrays)
 
 
 def reliability_figure(bins: "list[Bin]") -> "Figure":
@@ -56,7 +56,7 @@ def reliability_figure(bins: "list[Bin]") -> "Figure":
     return figure
 
 
-def robustness_exhibit(found: Robustness) -> Exhibit:
+def robustness_exhibit(found: Robustness) -> Panel:
     """A line for each family, and a table of all."""
     worst = min(found.accuracy, key=lambda name: float(np.mean(found.accuracy[name])))
     seen = f"Accuracy on {found.n:,} images: {found.clean:.1%} clean, {found.mean:.1%} on average over "
@@ -68,7 +68,7 @@ def robustness_exhibit(found: Robustness) -> Exhibit:
     head = ("accuracy, %", *(f"severity {s}" for s in SEVERITIES), "mean")
     arrays = {name: np.array(values) for name, values in found.accuracy.items()}
     draw = partial(robustness_figure, found)
-    return Exhibit("corruptions", "Robustness to corruptions", seen, "", draw, arrays, (head, *rows))
+    return Panel("corruptions", "Robustness to corruptions", seen, "", draw, arrays, (head, *rows))
 
 
 def robustness_figure(found: Robustness) -> "Figure":

@@ -9,13 +9,13 @@ import numpy as np
 
 from ..core.io import move_into_place
 from ..errors import DataError
-from ..plots.panel import Exhibit
+from ..plots.panel import Panel
 
 DPI = 160
 PAGE = "report.html"
 
 
-def write_page(out: Path, page: str, exhibits: Sequence[Exhibit], names: Iterable[str]) -> None:
+def write_page(out: Path, page: str, exhibits: Sequence[Panel], names: Iterable[str]) -> None:
     """The files are made in a folder of their own and moved when all of them are whole.
 
     Args:
@@ -49,7 +49,7 @@ def require_room(out: Path, overwrite: bool) -> None:
         raise DataError(f"{out} exists already. Choose another name, or add --overwrite.")
 
 
-def write_exhibits(folder: Path, made: Sequence[Exhibit]) -> None:
+def write_exhibits(folder: Path, made: Sequence[Panel]) -> None:
     """NAME.png, NAME.svg and NAME.npz for each exhibit that was drawn."""
     from ..plots.theme import LIGHT, drawn_in  # imports matplotlib
 

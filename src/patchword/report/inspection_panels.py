@@ -13,18 +13,25 @@ from ..checkpoints import Checkpoint
 from ..core.text import plural
 from ..inference.classifier import Classifier
 from ..inference.inspection_images import Pictures
-from ..inspection.attention_distance import attention_reach
+from ..inspection.attention_distance import attention_distance
 from ..inspection.attention_rollout import head_attention
 from ..inspection.explain import BY_CLASS, default_method, explain, methods_for
-from ..inspection.faithfulness import RANDOM, RUINS, Curves, deletion_insertion, random_maps, randomisation
+from ..inspection.faithfulness import (
+    RANDOM,
+    RUINS,
+    FaithfulnessCurves,
+    deletion_insertion,
+    parameter_randomization,
+    random_maps,
+)
 from ..inspection.filters import embedding_filters
 from ..inspection.position_similarity import NO_TABLE, cross_strength, position_similarity
-from ..inspection.token_analysis import outlier_share, patch_colours, patch_similarity, token_norms
-from ..inspection.walkthrough import walk_through
+from ..inspection.token_analysis import outlier_fraction, patch_colors, patch_similarity, token_norms
+from ..inspection.walkthrough import trace_walkthrough
 from ..models import ViT
 from ..models.resnet import FeatureMap
 from ..plots.overlay import overlay
-from ..plots.panel import Exhibit
+from ..plots.panel import Panel
 
 # Of all exhibits, in the order of the page.
 NAMES: tuple[str, ...] = ("filters", "positions", "attention_distance", "walk", "heads", "explanations", "classes")
@@ -88,7 +95,7 @@ class Subject:
         return overlay(self.pictures.whole[picture], heat, self.classifier.preprocess)
 
 
-def exhibits(subject: Subject) -> Iterator[Exhibit]:
+def exhibits(subject: Subject) -> Iterator[Panel]:
     """All of them, in the order of the page. Each is computed when it is asked for."""
     yield filters_exhibit(subject)
     yield positions_exhibit(subject)
@@ -102,24 +109,24 @@ def exhibits(subject: Subject) -> Iterator[Exhibit]:
         yield make(subject)
 
 
-def of_attention(name: str, title: str) -> Callable[[Callable[..., Exhibit]], Callable[[Subject], Exhibit]]:
+def of_attention(name: str, title: str) -> Callable[[Callable[..., Panel]], Callable[[Subject], Panel]]:
     """The decorated maker is called for models that have blocks; for others the exhibit says why it is absent."""
 
-    def decorate(make: Callable[..., Exhibit]) -> Callable[[Subject], Exhibit]:
-        def made(subject: Subject) -> Exhibit:
+    def decorate(make: Callable[..., Panel]) -> Callable[[Subject], Panel]:
+        def made(subject: Subject) -> Panel:
             model = subject.model
             if not isinstance(model, ViT):
-                return Exhibit.absent(name, title, NO_ATTENTION)
+                return Panel.absent(name, title, NO_ATTENTION)
             if not model.config.depth:
-                return Exhibit.absent(name, title, NO_BLOCKS)
-            return make(subject, model, partial(Exhibit, name, title))
+                return Panel.absent(name, title, NO_BLOCKS)
+            return make(subject, model, partial(Panel, name, title))
 
         return made
 
     return decorate
 
 
-def filters_exhibit(subject: Subject) -> Exhibit:
+def filters_exhibit(subject: Subject) -> Panel:
     from ..plots.filter_plot import filters_figure
 
     filters = embedding_filters(subject.model)
@@ -133,16 +140,16 @@ def filters_exhibit(subject: Subject) -> Exhibit:
     paper += "oriented waves and edges, and flat colors. They stay noisy if the training set is small."
     arrays = {"raw": filters.raw, "components": filters.components, "explained": filters.explained}
     title = f"Filters of the {filters.place}"
-    return Exhibit("filters", title, seen, paper, partial(filters_figure, filters), arrays)
+    return Panel("filters", title, seen, paper, partial(filters_figure, filters), arrays)
 
 
-def positions_exhibit(subject: Subject) -> Exhibit:
+def positions_exhibit(subject: Subject) -> Panel:
     name, title = "positions", "Position embedding similarity"
     model = subject.model
     if not isinstance(model, ViT):
-        return Exhibit.absent(name, title, "A ResNet has no position embeddings.")
+        return Panel.absent(name, title, "A ResNet has no position embeddings.")
     if model.config.positions in NO_TABLE:
-        return Exhibit.absent(name, title, NO_TABLE[model.config.positions])
+        return Panel.absent(name, title, NO_TABLE[model.config.positions])
     from ..plots.filter_plot import positions_figure
 
     panels = {"positions": position_similarity(model)}
@@ -157,14 +164,14 @@ def positions_exhibit(subject: Subject) -> Exhibit:
         "In the paper, nearby positions are similar and rows and columns stand out, although the grid is not built in."
     )
     arrays = {title.split(",")[0].replace(" ", "_"): values for title, values in panels.items()}
-    return Exhibit(name, title, seen, paper, partial(positions_figure, panels), arrays)
+    return Panel(name, title, seen, paper, partial(positions_figure, panels), arrays)
 
 
 @of_attention("attention_distance", "Attention distance")
-def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
+def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
     from ..plots.distance_plot import reach_figure
 
-    reach = attention_reach(model, subject.batches())
+    reach = attention_distance(model, subject.batches())
     first, last = reach.distance[0].mean(), reach.distance[-1].mean()
     seen = f"Mean over {plural(reach.images, 'image')}: {first:.0f} pixels in the first layer, {last:.0f} in the last. "
     seen += f"Spearman's rank correlation between depth and mean distance is {reach.growth:.2f}."
@@ -178,10 +185,10 @@ def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit])
 
 
 @of_attention("walk", "One image through the model")
-def walk_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
+def walk_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
     from ..plots.walkthrough_plot import walk_figure
 
-    walk = walk_through(model, subject.pictures.pixels[0].numpy(), subject.images[0])
+    walk = trace_walkthrough(model, subject.pictures.pixels[0].numpy(), subject.images[0])
     scores = [(label, share) for label, _, share in subject.scores(0, 5)]
     seen = "From pixels to probabilities. The colors in step 4 are the first three principal components of the tokens "
     seen += "after each block: patches of similar color have similar representations."
@@ -205,7 +212,7 @@ def looker(model: ViT) -> str:
 
 
 @of_attention("heads", "Attention maps by layer and head")
-def heads_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
+def heads_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
     from ..plots.attention_plot import heads_figure
 
     maps = head_attention(model, subject.images[:1])[0].cpu().numpy()
@@ -216,10 +223,10 @@ def heads_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit])
     return exhibit(seen, "", partial(heads_figure, maps, names), {"maps": maps})
 
 
-def methods_exhibit(subject: Subject) -> Exhibit:
+def methods_exhibit(subject: Subject) -> Panel:
     name, title, methods = "explanations", "Explanations", methods_for(subject.model.config)
     if not methods:
-        return Exhibit.absent(name, title, NO_BLOCKS)
+        return Panel.absent(name, title, NO_BLOCKS)
     from ..plots.attention_plot import methods_figure
 
     count = min(DRAWN, len(subject.pictures.whole))
@@ -234,13 +241,13 @@ def methods_exhibit(subject: Subject) -> Exhibit:
         seen += f" {', '.join(m for m in methods if m in BY_CLASS)} are class-specific; the other methods are not."
         paper = "The paper's Figure 6 is attention rollout."
     draw = partial(methods_figure, subject.pictures.whole[:count], titles, drawn)
-    return Exhibit(name, title, seen, paper, draw, found)
+    return Panel(name, title, seen, paper, draw, found)
 
 
-def classes_exhibit(subject: Subject) -> Exhibit:
+def classes_exhibit(subject: Subject) -> Panel:
     name, title = "classes", "Explanations by class"
     if not methods_for(subject.model.config):
-        return Exhibit.absent(name, title, NO_BLOCKS)
+        return Panel.absent(name, title, NO_BLOCKS)
     from ..plots.attention_plot import classes_figure
 
     scores, method = subject.scores(0, CLASSES), default_method(subject.model)
@@ -254,13 +261,13 @@ def classes_exhibit(subject: Subject) -> Exhibit:
     seen = f"Explanations of the most probable classes of the first image{also}, by {method}."
     pairs = [(label, share) for label, _, share in scores]
     draw = partial(classes_figure, subject.pictures.whole[0], pairs, drawn)
-    return Exhibit(name, title, seen, "", draw, {"maps": maps})
+    return Panel(name, title, seen, "", draw, {"maps": maps})
 
 
-def trust_exhibit(subject: Subject) -> Exhibit:
+def trust_exhibit(subject: Subject) -> Panel:
     name, title, methods = "trust", "Faithfulness of the explanations", methods_for(subject.model.config)
     if not methods:
-        return Exhibit.absent(name, title, NO_BLOCKS)
+        return Panel.absent(name, title, NO_BLOCKS)
     from ..plots.faithfulness_plot import trust_figure
 
     model, images, classes = subject.model, subject.images[:JUDGED], subject.classes[:JUDGED]
@@ -268,7 +275,7 @@ def trust_exhibit(subject: Subject) -> Exhibit:
     found[RANDOM] = random_maps(found[methods[0]].shape)
     several = subject.classifier.checkpoint.several
     curves = {n: deletion_insertion(subject.calibrated, images, classes, m, several=several) for n, m in found.items()}
-    kept = randomisation(model, images[:RUINED], classes[:RUINED], methods)
+    kept = parameter_randomization(model, images[:RUINED], classes[:RUINED], methods)
     ranked = sorted(methods, key=lambda m: -gap(curves[m]))
     seen = verdict(curves, ranked, len(images), min(RUINED, len(images)))
     head = ("method", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RUINS))
@@ -276,10 +283,10 @@ def trust_exhibit(subject: Subject) -> Exhibit:
     arrays = {f"{n}_deletion".replace(" ", "_"): c.deletion for n, c in curves.items()}
     arrays |= {f"{n}_insertion".replace(" ", "_"): c.insertion for n, c in curves.items()}
     draw = partial(trust_figure, {each: curves[each] for each in (*ranked, RANDOM)})
-    return Exhibit(name, title, seen, "", draw, arrays, (head, *rows))
+    return Panel(name, title, seen, "", draw, arrays, (head, *rows))
 
 
-def verdict(curves: dict[str, Curves], ranked: Sequence[str], pictures: int, ruined: int) -> str:
+def verdict(curves: dict[str, FaithfulnessCurves], ranked: Sequence[str], pictures: int, ruined: int) -> str:
     """Which map to believe, in words."""
     best, over = ranked[0], f"On {plural(pictures, 'image')}"
     least = float(curves[best].deletion[:, 0].mean())
@@ -305,29 +312,29 @@ def clearly_more(values: np.ndarray, chance: np.ndarray) -> bool:
     return bool(difference.mean() > 2 * error)
 
 
-def gaps(curves: Curves) -> np.ndarray:
+def gaps(curves: FaithfulnessCurves) -> np.ndarray:
     """Of each picture."""
     deletion, insertion = curves.areas
     return insertion - deletion
 
 
-def gap(curves: Curves) -> float:
+def gap(curves: FaithfulnessCurves) -> float:
     return float(gaps(curves).mean())
 
 
-def row(name: str, curves: Curves, kept: list[float] | None) -> tuple[str, ...]:
+def row(name: str, curves: FaithfulnessCurves, kept: list[float] | None) -> tuple[str, ...]:
     deletion, insertion = (float(each.mean()) for each in curves.areas)
     alike = [f"{value:.2f}" for value in kept] if kept else ["" for _ in RUINS]
     return (name, f"{deletion:.3f}", f"{insertion:.3f}", f"{insertion - deletion:.3f}", *alike)
 
 
 @of_attention("norms", "Token norms")
-def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
+def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
     from ..plots.token_plot import norms_figure
     from ..plots.walkthrough_plot import as_picture
 
     norms = token_norms(model, subject.images[0])
-    worst = max(outlier_share(stage) for stage in norms)
+    worst = max(outlier_fraction(stage) for stage in norms)
     seen = "Each stage has its own logarithmic scale. In the first image, "
     if worst:
         seen += f"{worst:.1%} of the tokens of the worst stage have a norm above three times the median."
@@ -342,7 +349,7 @@ def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit])
 
 
 @of_attention("similarity", "Patch similarity")
-def similarity_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
+def similarity_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
     from ..plots.token_plot import similarity_figure
     from ..plots.walkthrough_plot import as_picture
 
@@ -356,11 +363,11 @@ def similarity_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhi
 
 
 @of_attention("colours", "Principal components of the patch tokens")
-def colours_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Exhibit]) -> Exhibit:
+def colours_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
     from ..plots.token_plot import colours_figure
     from ..plots.walkthrough_plot import as_picture
 
-    colours = patch_colours(model, subject.images)
+    colours = patch_colors(model, subject.images)
     views = [as_picture(pixels.numpy()) for pixels in subject.pictures.pixels[: len(subject.images)]]
     seen = (
         "The first three principal components of the patch tokens after the last block, over all images, as red, green "

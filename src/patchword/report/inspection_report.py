@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.runtime import peak_memory
-from ..plots.panel import Exhibit
+from ..plots.panel import Panel
 from .inspection_panels import Subject, exhibits
 
 
@@ -13,7 +13,7 @@ from .inspection_panels import Subject, exhibits
 class Found:
     """The exhibits and what computing them cost."""
 
-    exhibits: tuple[Exhibit, ...]
+    exhibits: tuple[Panel, ...]
     seconds: float
     peak_bytes: int  # the most memory that the process has had so far; 0: unknown
 
@@ -21,7 +21,7 @@ class Found:
 def inspect(subject: Subject, on_exhibit: Callable[[str], object] = lambda title: None) -> Found:
     """Computes all exhibits."""
     start = time.perf_counter()
-    made: list[Exhibit] = []
+    made: list[Panel] = []
     for exhibit in exhibits(subject):
         made.append(exhibit)
         on_exhibit(exhibit.title)

@@ -7,9 +7,9 @@ import numpy as np
 from PIL import Image
 
 from ..errors import ImageError
-from ..evaluation.evaluate import Labelled
+from ..evaluation.evaluate import LabeledImage
 from ..inference.classifier import Classifier
-from .panels import data_uri
+from .embedded_images import data_uri
 from .report_data import ClassificationResults, Mistake
 
 MAX_MISTAKES = 36
@@ -44,7 +44,7 @@ def thumbnail(mistake: Mistake) -> Thumbnail:
 
 
 def hardest_mistakes(
-    classifier: Classifier, images: Sequence[Labelled], predictions: Sequence[Mapping[str, object]]
+    classifier: Classifier, images: Sequence[LabeledImage], predictions: Sequence[Mapping[str, object]]
 ) -> Iterator[Mistake]:
     """Wrong predictions by decreasing loss, with the images read again as the model sees them."""
     by_name = {each.name: each for each in images}

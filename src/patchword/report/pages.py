@@ -9,23 +9,23 @@ import numpy as np
 
 from ..core.io import atomic_output
 from ..core.text import visible
-from ..engines.bench import Measured
-from ..evaluation.evaluate import Evaluation, Labelled
+from ..engines.bench import EngineBench
+from ..evaluation.evaluate import Evaluation, LabeledImage
 from ..evaluation.robustness import Robustness
 from ..inference.classifier import Classifier
-from ..metrics.classification import Tally
-from ..metrics.per_class import MOST_CONFUSED, confusion_matrix
-from ..plots.panel import Exhibit
+from ..metrics.classification import ClassificationMetrics
+from ..metrics.per_class import MAX_CONFUSION_CLASSES, confusion_matrix
+from ..plots.panel import Panel
 from .bench_results import NAME as BENCH_FIGURE
 from .bench_results import bench_exhibit
 from .confusion import class_table, confusion_matrix_view
 from .curves import training_curves
+from .embedded_images import make_panels
 from .environment import render
 from .evaluation_panels import reliability_exhibit, robustness_exhibit
 from .figure_files import PAGE, write_page
 from .formatting import percent, plain
 from .mistakes import MAX_MISTAKES, hardest_mistakes, thumbnails
-from .panels import make_panels
 from .report_data import ClassificationResults, TrainingReport
 from .run_summary import evaluation_headline, metric_tiles, run_facts, training_headline
 
@@ -112,15 +112,15 @@ def write_evaluation(
     out: Path,
     title: str,
     classifier: Classifier,
-    images: Sequence[Labelled],
+    images: Sequence[LabeledImage],
     result: Evaluation,
     facts: Facts,
     robust: Robustness | None = None,
 ) -> None:
     """Write the report of an evaluation, and its figures as PNG, SVG and arrays."""
     tally, exhibits, confusion = result.tally, [], None
-    if isinstance(tally, Tally):
-        if len(classifier.labels) <= MOST_CONFUSED:
+    if isinstance(tally, ClassificationMetrics):
+        if len(classifier.labels) <= MAX_CONFUSION_CLASSES:
             confusion = confusion_matrix(np.array(tally.targets), np.array(tally.predicted), len(classifier.labels))
         exhibits.append(reliability_exhibit(np.array(tally.confidences), tally.right, float(result.figures["ece"])))
     if robust is not None:
@@ -143,7 +143,7 @@ def evaluation_html(
     results: ClassificationResults,
     intervals: Mapping[str, tuple[float, float]],
     facts: Facts,
-    exhibits: Sequence[Exhibit],
+    exhibits: Sequence[Panel],
     comparison: str = "",
     notes: Sequence[str] = (),
 ) -> str:
@@ -167,20 +167,20 @@ def evaluation_html(
     )
 
 
-def inspection_html(title: str, facts: Facts, exhibits: Sequence[Exhibit], notes: Sequence[str] = ()) -> str:
+def inspection_html(title: str, facts: Facts, exhibits: Sequence[Panel], notes: Sequence[str] = ()) -> str:
     """The report of an inspection."""
     absent = [f"{each.title}: {each.seen}" for each in exhibits if each.draw is None]
     panels = make_panels(exhibits)
     return render("inspection.html.j2", title=title, facts=facts, panels=panels, absent=absent, notes=notes)
 
 
-def write_bench(out: Path, title: str, facts: Facts, rows: Sequence[Measured], accuracy: dict[str, float]) -> None:
+def write_bench(out: Path, title: str, facts: Facts, rows: Sequence[EngineBench], accuracy: dict[str, float]) -> None:
     """Write the report of a bench, and its figure as PNG, SVG and arrays. `accuracy` of each engine may be empty."""
     exhibit = bench_exhibit(rows, accuracy)
     page = render("bench.html.j2", title=title, facts=facts, panels=make_panels([exhibit]))
     write_page(out, page, [exhibit], [BENCH_FIGURE])
 
 
-def study_html(title: str, facts: Facts, exhibit: Exhibit, limits: str) -> str:
+def study_html(title: str, facts: Facts, exhibit: Panel, limits: str) -> str:
     """The report of a study. `limits` says what it cannot show, and may be empty."""
     return render("study.html.j2", title=title, facts=facts, panels=make_panels([exhibit]), limits=limits)

@@ -15,7 +15,7 @@ from ..checkpoints import Checkpoint, read_checkpoint
 from ..checkpoints.card import without_paths
 from ..config import ViTConfig
 from ..core.runtime import thread_limit
-from ..engines.auto import asked
+from ..engines.auto import select_engine
 from ..errors import ConfigError, ImageError
 from ..inference.classifier import Classifier, find_class
 from .limits import Limits
@@ -105,7 +105,7 @@ def create_app(
         raise ConfigError("The token is empty. Give one, or none at all.")
     limits, meters = limits or Limits(), Meters(log)
     with thread_limit(threads):
-        prepared = asked(engine, checkpoint, quick=True).prepared
+        prepared = select_engine(engine, checkpoint, quick=True).prepared
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -18,7 +18,7 @@ from ..checkpoints import Checkpoint
 from ..config import ViTConfig
 from ..data.images import load_image
 from ..data.preprocess import Preprocess
-from ..engines.engine import Prepared
+from ..engines.engine import PreparedEngine
 from ..errors import ImageError
 from ..inspection.explain import BY_CLASS, Method, methods_for
 from ..plots.overlay import overlay, scaled
@@ -50,7 +50,7 @@ class Service:
     """What the app's endpoints ask. Lives as long as the app."""
 
     def __init__(
-        self, checkpoint: Checkpoint, engine: Prepared, limits: Limits, meters: Meters, threads: int | None
+        self, checkpoint: Checkpoint, engine: PreparedEngine, limits: Limits, meters: Meters, threads: int | None
     ) -> None:
         assert checkpoint.preprocess is not None
         self.checkpoint, self.limits, self.meters, self.engine = checkpoint, limits, meters, engine.name

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ..checkpoints import Checkpoint
-from ..engines.engine import Prepared
+from ..engines.engine import PreparedEngine
 from ..inference.classifier import Classifier
 from ..inspection.attention_rollout import readers_of
 from ..inspection.capture import attention_maps
@@ -49,7 +49,7 @@ class Worker:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        engine: Prepared,
+        engine: PreparedEngine,
         threads: int | None,
         patience: float,
         on_restart: Callable[[], object],
@@ -151,7 +151,7 @@ def packed(checkpoint: Checkpoint) -> bytes:
     return file.getvalue()
 
 
-def serve_model(connection: Connection, said: bytes, engine: Prepared, threads: int | None) -> None:
+def serve_model(connection: Connection, said: bytes, engine: PreparedEngine, threads: int | None) -> None:
     """What the process does until it is told to end, or its parent is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where signals cannot be masked
         signal.signal(number, signal.SIG_IGN)

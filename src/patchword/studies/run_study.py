@@ -17,8 +17,8 @@ from ..core.io import read_json, replace_json
 from ..data.resolve import open_data
 from ..errors import ConfigError, TrainingError
 from ..training import resume, train
-from ..training.distributed import World
-from ..training.precision import resolve
+from ..training.distributed import ProcessGroup
+from ..training.precision import resolve_precision
 from ..training.run_dir import is_finished
 from ..training.trainer import Trainer
 from .study import Cell, Study
@@ -116,11 +116,13 @@ def digest(cell: Cell) -> str:
 
 def trials(study: Study, now: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step of the slowest model, and about what its evaluation takes. Each model is tried once."""
-    models, world = models_of(study), World()
+    models, world = models_of(study), ProcessGroup()
     parts = open_data(next(iter(models.values())).data.replace(train_fraction=1.0), seed=0)
     slowest = 0.0
     for config in models.values():
-        trainer = Trainer(config.replace(precision=resolve(config.precision, world.device)), parts, world, fresh=False)
+        trainer = Trainer(
+            config.replace(precision=resolve_precision(config.precision, world.device)), parts, world, fresh=False
+        )
         trainer.begin()
         for number in range(WARM + TIMED):
             if number == WARM:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..plots.panel import Exhibit
+from ..plots.panel import Panel
 from ..report.figure_files import write_page
 from ..report.pages import study_html
 from .study import Study
@@ -44,7 +44,7 @@ def facts(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
     return [*lines, ("Machine", machine)]
 
 
-def study_exhibit(study: Study, rows: Rows) -> Exhibit:
+def study_exhibit(study: Study, rows: Rows) -> Panel:
     means = averaged(study, rows)
     good = [each for each in means if each["accuracy"] is not None]
     seen = "No run finished."
@@ -57,7 +57,7 @@ def study_exhibit(study: Study, rows: Rows) -> Exhibit:
     arrays |= {"seed": np.array([row["seed"] for row in rows]), "cell": np.array([row["cell"] for row in rows])}
     draw = partial(study_figure, study, good)
     listed = tuple(line(each) for each in means)
-    return Exhibit(study.name, "Results", seen, f"The paper: {study.paper}", draw, arrays, (head, *listed))
+    return Panel(study.name, "Results", seen, f"The paper: {study.paper}", draw, arrays, (head, *listed))
 
 
 def line(each: dict[str, Any]) -> tuple[str, ...]:

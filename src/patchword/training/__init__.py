@@ -1,7 +1,7 @@
 """Training: `train` and `resume` (loop.py), which come to the same end however often a run is killed."""
 
-from .callbacks import Briefing, Outcome, Watcher
+from .callbacks import Callback, RunInfo, TrainResult
 from .nan_guard import replay
 from .run import resume, train
 
-__all__ = ["Briefing", "Outcome", "Watcher", "replay", "resume", "train"]
+__all__ = ["RunInfo", "TrainResult", "Callback", "replay", "resume", "train"]

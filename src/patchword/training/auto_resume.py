@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checkpoints.model_dir import DESCRIPTION
+from ..checkpoints.model_dir import MODEL_JSON
 from ..config import Config
-from ..config.model import REGULARISERS
+from ..config.model import REGULARIZATION_FIELDS
 from ..core.io import read_json
 from ..errors import ConfigError, Note
-from .callbacks import Outcome, Watcher
-from .distributed import World
+from .callbacks import Callback, TrainResult
+from .distributed import ProcessGroup
 from .run_dir import CONFIG, REPORT, last_folder, read_config
 
 ResumeMode = Literal["auto", "never"]
@@ -21,7 +21,7 @@ def is_restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
-def run_to_resume(config: Config, out: str | Path | None, mode: ResumeMode, world: World) -> Path | None:
+def run_to_resume(config: Config, out: str | Path | None, mode: ResumeMode, world: ProcessGroup) -> Path | None:
     """The run directory that this command has begun before; None: there is none, or it is not to be resumed."""
     if mode not in ("auto", "never"):
         raise ConfigError(f"resume is {mode!r}; it must be 'auto' or 'never'.")
@@ -67,7 +67,7 @@ def is_resolved(path: str, config: Config) -> bool:
     if section != "model":
         return False
     if config.init is not None:
-        return name not in REGULARISERS
+        return name not in REGULARIZATION_FIELDS
     return name == "num_classes" or (name == "image_size" and config.image_size is not None)
 
 
@@ -79,11 +79,11 @@ def fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def finished_outcome(folder: Path, watchers: tuple[Watcher, ...]) -> Outcome:
+def finished_outcome(folder: Path, watchers: tuple[Callback, ...]) -> TrainResult:
     """The outcome of a run that needs no more training, from what its model records."""
     note = Note(f"{folder} is already finished: nothing was trained. Its report is {folder / REPORT}.", "finished")
     for watcher in watchers:
         watcher.say(f"note: {note}")
-    record = read_json(folder / DESCRIPTION)["provenance"]
+    record = read_json(folder / MODEL_JSON)["provenance"]
     length = record["step"], record["steps"], record["seconds"]
-    return Outcome(folder, record["metrics"], *length, folder / REPORT, (note,))
+    return TrainResult(folder, record["metrics"], *length, folder / REPORT, (note,))

@@ -9,7 +9,7 @@ from ..errors import Note
 
 
 @dataclass(frozen=True)
-class Briefing:
+class RunInfo:
     """What is known when the first step begins."""
 
     folder: Path
@@ -24,7 +24,7 @@ class Briefing:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     """What a run came to."""
 
     folder: Path
@@ -37,10 +37,10 @@ class Outcome:
     unreadable: int = 0  # images that could not be read, of all splits
 
 
-class Watcher:
+class Callback:
     """Does nothing; override what is of interest."""
 
-    def begin(self, briefing: Briefing) -> None: ...
+    def begin(self, briefing: RunInfo) -> None: ...
 
     def row(self, row: dict[str, Any], progress: float, left: float) -> None:
         """A row of metrics.jsonl; `progress` 0 to 1, `left` seconds."""
@@ -50,5 +50,5 @@ class Watcher:
 
     def say(self, message: str) -> None: ...
 
-    def end(self, outcome: Outcome | None) -> None:
+    def end(self, outcome: TrainResult | None) -> None:
         """None: the run did not come to its end."""

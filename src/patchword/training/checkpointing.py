@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.model_dir import DESCRIPTION, WEIGHTS, describe
+from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS, model_json
 from ..core.io import digest, json_bytes, sha256, sync, tensor_bytes, write_file
 from ..errors import CheckpointError, Note
 
@@ -84,8 +84,8 @@ class Store:
             self.tidy()
             os.mkdir(made)
             sums = {WEIGHTS: write_file(made / WEIGHTS, safetensors_chunks(model.tensors))}
-            description = {**describe(model), "sha256": sums[WEIGHTS]}
-            sums[DESCRIPTION] = write_file(made / DESCRIPTION, [json_bytes(description, ascii_only=True)])
+            description = {**model_json(model), "sha256": sums[WEIGHTS]}
+            sums[MODEL_JSON] = write_file(made / MODEL_JSON, [json_bytes(description, ascii_only=True)])
             sums[STATE] = write_file(made / STATE, safetensors_chunks(snapshot.tensors))
             write_file(made / MANIFEST, [json_bytes(sealed(manifest(snapshot, sums)), ascii_only=True)])
             sync(made)

@@ -8,12 +8,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..config import ResNetConfig
-from .callbacks import Briefing, Outcome, Watcher
+from .callbacks import Callback, RunInfo, TrainResult
 
 LINE_EVERY = 5.0  # seconds between lines where there is no terminal
 
 
-class ConsoleWatcher(Watcher):
+class ConsoleCallback(Callback):
     """Loss, accuracy, learning rate, images/s and time left while it goes; every evaluation on a line of its own."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class ConsoleWatcher(Watcher):
         self.task = self.bar.add_task("", total=1.0, text="")
         self.live, self.told, self.classes = live, 0.0, 0
 
-    def begin(self, briefing: Briefing) -> None:
+    def begin(self, briefing: RunInfo) -> None:
         config, samples = briefing.config, briefing.samples
         data = ", ".join(f"{count:,} {part}" for part, count in samples.items())
         kind = "ResNet" if isinstance(config.model, ResNetConfig) else "ViT"
@@ -61,14 +61,14 @@ class ConsoleWatcher(Watcher):
     def say(self, message: str) -> None:
         self.bar.console.print(message, soft_wrap=True, markup=False)
 
-    def end(self, outcome: Outcome | None) -> None:
+    def end(self, outcome: TrainResult | None) -> None:
         self.bar.stop()
         if outcome is not None:
             self.console.print(summary(outcome, self.classes))
             self.say(f"model  {outcome.folder}    report  {outcome.report}")
 
 
-def summary(outcome: Outcome, classes: int) -> Table:
+def summary(outcome: TrainResult, classes: int) -> Table:
     table = Table(
         title=f"{outcome.folder.name}: {outcome.steps} steps in {clock(outcome.seconds)}", title_justify="left"
     )

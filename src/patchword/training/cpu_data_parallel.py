@@ -15,14 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..config import Config, ViTConfig
 from ..config.train import Precision
 from ..core.runtime import use_threads
-from .distributed import World
+from .distributed import ProcessGroup
 from .objective import Objective
 from .precision import autocast
 
 LEAST, LEAST_NORMED = 4, 32  # pictures of a share; batch norm, which sees its share only, needs more
 
 
-def share_count(config: Config, model: nn.Module, world: World) -> int:
+def share_count(config: Config, model: nn.Module, world: ProcessGroup) -> int:
     """How many shares a batch is computed in. One, where a share would not be what it is in the whole batch."""
     drawn = isinstance(config.model, ViTConfig) and (
         config.model.dropout or config.model.drop_path or config.model.patch_dropout or config.model.checkpoint_blocks

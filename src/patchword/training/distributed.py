@@ -16,7 +16,7 @@ TIMEOUT = timedelta(minutes=30)  # until a process that does not answer is given
 BUCKET_BYTES = 25 * 2**20  # of gradients that are averaged at once: bounds the memory for the copy
 
 
-class World:
+class ProcessGroup:
     """Rank and size; what the processes tell each other. Alone, every exchange is the identity."""
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from ..core.runtime import machine_facts
 from ..data.loader import Loader
 from ..errors import Note
 from ..metrics.classification import average_precision
-from ..metrics.per_class import MOST_CONFUSED, class_figures, confusion_matrix
+from ..metrics.per_class import MAX_CONFUSION_CLASSES, confusion_matrix, per_class_metrics
 from ..models import optimize_for_cpu
 from ..report import Mistake, TrainingReport, write_training_report
-from .callbacks import Outcome
+from .callbacks import TrainResult
 from .checkpointing import read_checkpoint_folder
 from .run_dir import publish
 from .validation import Answers, ask
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SHOWN_MISTAKES = 24
 
 
-def finish(run: "Run") -> Outcome | None:
+def finish(run: "Run") -> TrainResult | None:
     """Every process measures its share; the first writes model and report."""
     if run.best is None:  # the budget was spent before this process began, or the best checkpoint is damaged
         run.evaluate(last=True)
@@ -49,7 +49,7 @@ def finish(run: "Run") -> Outcome | None:
     content = make_report(run, part, loader, answers, figures, provenance)
     publish(run.folder, replace(best, provenance=provenance, temperature=temperature))
     path = write_training_report(run.folder, content)
-    return Outcome(
+    return TrainResult(
         run.folder, figures, run.best["step"], run.trainer.step, run.seconds, path, tuple(run.notes),
         unreadable=sum(map(len, unreadable_images(run).values())),
     )  # fmt: skip
@@ -99,7 +99,7 @@ def make_report(
     labels = run.trainer.labels
     single = answers.targets.ndim == 1
     said = answers.logits.argmax(axis=1)
-    few = single and len(labels) <= MOST_CONFUSED
+    few = single and len(labels) <= MAX_CONFUSION_CLASSES
     matrix = confusion_matrix(answers.targets, said, len(labels)) if few else None
     return TrainingReport(
         title=run.folder.name,
@@ -122,7 +122,7 @@ def make_report(
 
 def recalls(answers: Answers, said: np.ndarray, labels: tuple[str, ...]) -> list[dict[str, Any]]:
     """How many pictures of each class there are, and which part of them was recognised."""
-    found = class_figures(answers.targets, said, len(labels))
+    found = per_class_metrics(answers.targets, said, len(labels))
     columns = zip(labels, found.support.tolist(), found.recall.tolist(), strict=True)
     return [{"label": label, "n": n, "top1": recall} for label, n, recall in columns if n]
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config.train import Precision
-from ..data.keyed_rng import shuffled
+from ..data.keyed_rng import permutation
 from ..data.loader import Batch, Loader
 from ..errors import Note
-from ..evaluation.logistic_probe import Logistic, logistic_probe
+from ..evaluation.logistic_probe import LogisticModel, logistic_probe
 from ..models import Model
 from .precision import autocast
 
@@ -28,7 +28,7 @@ BATCH_SIZE = 64
 
 def probe_head(
     model: Model,
-    old: Logistic | None,
+    old: LogisticModel | None,
     train: Loader,
     val: Loader,
     seconds: float = float("inf"),
@@ -43,7 +43,7 @@ def probe_head(
         precision: in which the features of `train` are computed.
     """
     started = time.monotonic()
-    order, held = (shuffled(0, 0, len(loader.source))[:MOST] for loader in (train, val))
+    order, held = (permutation(0, 0, len(loader.source))[:MOST] for loader in (train, val))
     share = len(order) / (len(order) + len(held))
     x, y = features(model, train, order, share * seconds, precision)
     begin = time.monotonic()

@@ -8,13 +8,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..config import Config, ModelConfig, Size, ViTConfig
-from ..config.model import REGULARISERS
+from ..config.model import REGULARIZATION_FIELDS
 from ..data.channel_stats import channel_statistics
 from ..data.preprocess import Preprocess
-from ..data.sources import ArraySource, Parts
+from ..data.sources import ArraySource, DatasetSplits
 from ..errors import ConfigError, Note
-from ..evaluation.logistic_probe import Logistic
-from ..models import Model, build, optimize_for_cpu
+from ..evaluation.logistic_probe import LogisticModel
+from ..models import Model, build_model, optimize_for_cpu
 from .lora import add_lora
 from .optimizers import layer_of
 
@@ -31,11 +31,11 @@ class Start:
     config: Config  # with the model as it is built
     history: dict  # provenance of the weights it starts from
     new_head: bool
-    old_head: Logistic | None = None  # for other classes, where there was one
+    old_head: LogisticModel | None = None  # for other classes, where there was one
     notes: tuple[Note, ...] = ()  # what was assumed in reading the weights
 
 
-def make_start(config: Config, parts: Parts) -> Start:
+def make_start(config: Config, parts: DatasetSplits) -> Start:
     """The model at step 0, a function of configuration, data and `init` alone."""
     torch.manual_seed(config.seed)
     start = from_weights(config, parts) if config.init else from_scratch(config, parts)
@@ -56,7 +56,7 @@ def early_size(config: Config) -> Size | None:
     return rows, columns
 
 
-def from_scratch(config: Config, parts: Parts) -> Start:
+def from_scratch(config: Config, parts: DatasetSplits) -> Start:
     model_config = config.model.replace(num_classes=len(parts.train.labels))
     if config.image_size:
         model_config = model_config.replace(image_size=config.image_size)
@@ -67,10 +67,10 @@ def from_scratch(config: Config, parts: Parts) -> Start:
     mean, std = channel_statistics(parts.train, mode, size)  # type: ignore[arg-type]
     photographs = config.augment.crop == "resized" and not isinstance(parts.train, ArraySource)
     preprocess = Preprocess(size, crop=PHOTO_CROP if photographs else 1.0, mean=mean, std=std)
-    return Start(build(model_config), preprocess, config.replace(model=model_config), {}, new_head=False)
+    return Start(build_model(model_config), preprocess, config.replace(model=model_config), {}, new_head=False)
 
 
-def from_weights(config: Config, parts: Parts) -> Start:
+def from_weights(config: Config, parts: DatasetSplits) -> Start:
     """The weights of `init` with the head removed, unless it is for these very labels already."""
     assert config.init is not None
     checkpoint = read_checkpoint(config.init)
@@ -91,18 +91,20 @@ def from_weights(config: Config, parts: Parts) -> Start:
     return Start(model, checkpoint.preprocess, config, history, not keeps_head, old_head, assumed)
 
 
-def head_of(checkpoint: Checkpoint) -> Logistic | None:
+def head_of(checkpoint: Checkpoint) -> LogisticModel | None:
     tensors = checkpoint.tensors
     if not checkpoint.config.num_classes or "head.bias" not in tensors:
         return None
-    return Logistic(tensors["head.weight"].double().T, tensors["head.bias"].double())
+    return LogisticModel(tensors["head.weight"].double().T, tensors["head.bias"].double())
 
 
 def regularised(checkpoint: Checkpoint, wanted: ModelConfig) -> Checkpoint:
     """With the dropouts that the run asks for, which have no weights."""
     if not (isinstance(wanted, ViTConfig) and isinstance(checkpoint.config, ViTConfig)):
         return checkpoint
-    return replace(checkpoint, config=checkpoint.config.replace(**{n: getattr(wanted, n) for n in REGULARISERS}))
+    return replace(
+        checkpoint, config=checkpoint.config.replace(**{n: getattr(wanted, n) for n in REGULARIZATION_FIELDS})
+    )
 
 
 def freeze(model: Model, config: Config) -> None:

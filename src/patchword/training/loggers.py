@@ -8,10 +8,10 @@ from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError, how_to_install
-from .callbacks import Briefing, Outcome, Watcher
+from .callbacks import Callback, RunInfo, TrainResult
 
 
-class LogWatcher(Watcher):
+class LoggerCallback(Callback):
     """Sends every number of every row as KIND/NAME at its step. Subclasses say where to.
 
     A logger that fails while the run goes is told of once and then left alone: the run is worth more.
@@ -19,19 +19,19 @@ class LogWatcher(Watcher):
 
     broken = False
 
-    def begin(self, briefing: Briefing) -> None:
+    def begin(self, briefing: RunInfo) -> None:
         try:
             self.start(briefing)
         except Exception as error:
             raise ConfigError(f"log: {type(self).__name__} could not be started ({error}).") from None
 
-    def start(self, briefing: Briefing) -> None:
+    def start(self, briefing: RunInfo) -> None:
         raise NotImplementedError
 
     def send(self, values: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
-    def finish(self, outcome: Outcome | None) -> None:
+    def finish(self, outcome: TrainResult | None) -> None:
         raise NotImplementedError
 
     def row(self, row: dict[str, Any], progress: float, left: float) -> None:
@@ -39,7 +39,7 @@ class LogWatcher(Watcher):
         if not self.broken:
             self.attempt(self.send, {f"{row['kind']}/{name}": value for name, value in numbers.items()}, row["step"])
 
-    def end(self, outcome: Outcome | None) -> None:
+    def end(self, outcome: TrainResult | None) -> None:
         self.attempt(self.finish, outcome)
 
     def attempt(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -50,10 +50,10 @@ class LogWatcher(Watcher):
             print(f"{type(self).__name__} failed and gets no more rows: {error}", file=sys.stderr)
 
 
-class TensorBoard(LogWatcher):
+class TensorBoard(LoggerCallback):
     """RUN/tensorboard; look at it with `tensorboard --logdir RUN`."""
 
-    def start(self, briefing: Briefing) -> None:
+    def start(self, briefing: RunInfo) -> None:
         module = needed("torch.utils.tensorboard", "tensorboard")
         self.writer = module.SummaryWriter(briefing.folder / "tensorboard", purge_step=briefing.resumed_at or None)
 
@@ -61,14 +61,14 @@ class TensorBoard(LogWatcher):
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
-    def finish(self, outcome: Outcome | None) -> None:
+    def finish(self, outcome: TrainResult | None) -> None:
         self.writer.close()
 
 
-class MLflow(LogWatcher):
+class MLflow(LoggerCallback):
     """The tracking server of MLFLOW_TRACKING_URI, or else the folder mlruns."""
 
-    def start(self, briefing: Briefing) -> None:
+    def start(self, briefing: RunInfo) -> None:
         self.mlflow = needed("mlflow", "mlflow")
         self.mlflow.start_run(run_name=briefing.folder.name)
         self.mlflow.log_dict(briefing.config.to_json(), "config.json")
@@ -76,14 +76,14 @@ class MLflow(LogWatcher):
     def send(self, values: dict[str, float], step: int) -> None:
         self.mlflow.log_metrics(values, step=step)
 
-    def finish(self, outcome: Outcome | None) -> None:
+    def finish(self, outcome: TrainResult | None) -> None:
         self.mlflow.end_run("FINISHED" if outcome else "KILLED")
 
 
-class WandB(LogWatcher):
+class WandB(LoggerCallback):
     """Weights & Biases, as its own environment variables say (WANDB_MODE=offline keeps all here)."""
 
-    def start(self, briefing: Briefing) -> None:
+    def start(self, briefing: RunInfo) -> None:
         wandb = needed("wandb", "wandb")
         known = briefing.folder / "wandb.id"  # names of folders are not unique
         if not known.is_file():
@@ -100,11 +100,11 @@ class WandB(LogWatcher):
     def send(self, values: dict[str, float], step: int) -> None:
         self.run.log(values, step=step)
 
-    def finish(self, outcome: Outcome | None) -> None:
+    def finish(self, outcome: TrainResult | None) -> None:
         self.run.finish(exit_code=0 if outcome else 1)
 
 
-KINDS: dict[str, Callable[[], LogWatcher]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+KINDS: dict[str, Callable[[], LoggerCallback]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 def needed(module: str, package: str) -> Any:
@@ -116,7 +116,7 @@ def needed(module: str, package: str) -> Any:
         ) from None
 
 
-def make_loggers(config: Config) -> tuple[Watcher, ...]:
+def make_loggers(config: Config) -> tuple[Callback, ...]:
     for name in config.log:
         needed({"tensorboard": "torch.utils.tensorboard"}.get(name, name), name)
     return tuple(KINDS[name]() for name in config.log)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.model_dir import DESCRIPTION, WEIGHTS, describe, read_folder
+from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS, model_json, read_model_dir
 from ..checkpoints.tensor_files import write_tensors
 from ..config.train import Precision
 from ..core.io import atomic_output, read_json, sha256, tensor_bytes, write_json
@@ -113,7 +113,7 @@ def write_fault(run: Path, fault: Fault, model: Checkpoint, batch: dict[str, Ten
     with atomic_output(folder) as made:
         made.mkdir()
         write_tensors(made / WEIGHTS, model.tensors)
-        write_json(made / DESCRIPTION, {**describe(model), "sha256": sha256(made / WEIGHTS)})
+        write_json(made / MODEL_JSON, {**model_json(model), "sha256": sha256(made / WEIGHTS)})
         write_tensors(made / BATCH, {**batch, **({} if weights is None else {"weights": weights})})
         write_json(made / RECORD, asdict(fault))
     return folder
@@ -127,4 +127,4 @@ def replay(folder: str | Path) -> tuple[Fault, Place | None]:
     fault = Fault(**{**said, "place": place})
     batch = load_file(folder / BATCH)
     objective = Objective.from_json(fault.objective, batch.pop("weights", None))
-    return fault, diagnose(read_folder(folder).model(), objective, batch, fault.seed, fault.precision)
+    return fault, diagnose(read_model_dir(folder).model(), objective, batch, fault.seed, fault.precision)

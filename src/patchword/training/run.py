@@ -19,17 +19,17 @@ from ..config import Config
 from ..config.config_checks import config_notes
 from ..core.runtime import Stop, thread_limit
 from ..data.check_readable import require_readable
-from ..data.resolve import completed, lessened, open_data
-from ..data.sources import Parts
+from ..data.resolve import open_data, subsample, with_validation
+from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note, Stopped, TrainingError
 from .allocator import keep_memory
 from .auto_resume import ResumeMode, finished_outcome, run_to_resume
-from .callbacks import Briefing, Outcome, Watcher
+from .callbacks import Callback, RunInfo, TrainResult
 from .checkpointing import Snapshot, Store
-from .distributed import World
+from .distributed import ProcessGroup
 from .finish import finish
 from .nan_guard import Fault, write_fault
-from .precision import resolve
+from .precision import resolve_precision
 from .run_dir import (
     Metrics,
     is_finished,
@@ -56,12 +56,12 @@ def train(
     config: Config,
     out: str | Path | None = None,
     *,
-    parts: Parts | None = None,
-    watchers: tuple[Watcher, ...] = (),
+    parts: DatasetSplits | None = None,
+    watchers: tuple[Callback, ...] = (),
     resume: ResumeMode = "never",
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
-) -> Outcome | None:
+) -> TrainResult | None:
     """Trains as `config` says and returns what came of it; the run folder is `out`, or a new one below runs/.
 
     Of several processes only the first returns an outcome.
@@ -74,14 +74,14 @@ def train(
         now: the clock, in seconds, that budgets and the time between checkpoints are measured by.
     """
     started = now() if started is None else started
-    with contextlib.closing(World()) as world, thread_limit(config.threads):
+    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.threads):
         found = run_to_resume(config, out, resume, world)
         if found is not None:
             if world.from_first(lambda: is_finished(found)):
                 return finished_outcome(found, watchers) if world.first else None
             return resumed_run(found, parts, world, watchers, started, now).go()
-        config = config.replace(precision=resolve(config.precision, world.device))
-        opened = open_parts(config, parts, None)  # a wrong path is told before there is a folder
+        config = config.replace(precision=resolve_precision(config.precision, world.device))
+        opened = open_splits(config, parts, None)  # a wrong path is told before there is a folder
         for name, part in opened.present().items():
             require_readable(part, f"The part {name!r}")
         folder = Path(world.shared(str(new_folder(config, out)) if world.first else None))
@@ -97,38 +97,38 @@ def train(
 def resume(
     folder: str | Path,
     *,
-    parts: Parts | None = None,
-    watchers: tuple[Watcher, ...] = (),
+    parts: DatasetSplits | None = None,
+    watchers: tuple[Callback, ...] = (),
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
-) -> Outcome | None:
+) -> TrainResult | None:
     """Goes on with a run that was cut off, from its last whole checkpoint."""
     started = now() if started is None else started
     folder = Path(folder).expanduser()
     config = read_config(folder)
     if is_finished(folder):
         raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
-    with contextlib.closing(World()) as world, thread_limit(config.threads):
+    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.threads):
         return resumed_run(folder, parts, world, watchers, started, now).go()
 
 
 def resumed_run(
     folder: Path,
-    parts: Parts | None,
-    world: World,
-    watchers: tuple[Watcher, ...],
+    parts: DatasetSplits | None,
+    world: ProcessGroup,
+    watchers: tuple[Callback, ...],
     started: float,
     now: Callable[[], float],
 ) -> "Run":
     config = read_config(folder)
-    resolve(config.precision, world.device)  # the run may have begun on another machine
-    return Run(folder, config, open_parts(config, parts, read_split(folder)), world, watchers, started, now)
+    resolve_precision(config.precision, world.device)  # the run may have begun on another machine
+    return Run(folder, config, open_splits(config, parts, read_split(folder)), world, watchers, started, now)
 
 
-def open_parts(config: Config, parts: Parts | None, saved: dict[str, Any] | None) -> Parts:
+def open_splits(config: Config, parts: DatasetSplits | None, saved: dict[str, Any] | None) -> DatasetSplits:
     if parts is not None:
-        whole = completed(parts, config.data.val_fraction, config.seed, saved)
-        return lessened(whole, config.data.train_fraction, config.seed)
+        whole = with_validation(parts, config.data.val_fraction, config.seed, saved)
+        return subsample(whole, config.data.train_fraction, config.seed)
     if not config.data.source:
         raise ConfigError("No data: give them after the recipe, as in `patchword train finetune --data.source photos`.")
     return open_data(config.data, config.seed, saved)
@@ -141,9 +141,9 @@ class Run:
         self,
         folder: Path,
         config: Config,
-        parts: Parts,
-        world: World,
-        watchers: tuple[Watcher, ...],
+        parts: DatasetSplits,
+        world: ProcessGroup,
+        watchers: tuple[Callback, ...],
         started: float,
         now: Callable[[], float],
     ) -> None:
@@ -183,7 +183,7 @@ class Run:
     def seconds(self) -> float:
         return self.spent + self.now() - self.started
 
-    def go(self) -> Outcome | None:
+    def go(self) -> TrainResult | None:
         outcome, begun = None, []
         try:
             if self.world.first:
@@ -207,12 +207,12 @@ class Run:
             for watcher in begun:
                 watcher.end(outcome)
 
-    def briefing(self) -> Briefing:
+    def briefing(self) -> RunInfo:
         count = sum(p.numel() for p in self.trainer.model.parameters())
         trained = sum(p.numel() for p in self.trainer.parameters)
         samples = {name: len(part) for name, part in self.parts.present().items()}
         steps = self.clock.steps if isinstance(self.clock, StepClock) else None
-        return Briefing(
+        return RunInfo(
             self.folder, self.config, count, trained, samples, len(self.trainer.labels), steps, self.resumed_at,
             tuple(self.notes),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.model_dir import DESCRIPTION, WEIGHTS, describe
+from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS, model_json
 from ..config import Config
 from ..core.io import atomic_output, json_bytes, read_json, replace_file, try_lock, unlock, write_json
 from ..errors import CheckpointError, ConfigError
@@ -103,16 +103,16 @@ def read_split(folder: Path) -> dict[str, Any] | None:
 def publish(folder: Path, model: Checkpoint) -> None:
     """Makes the run folder a model folder. model.json comes after the weights, which it vouches for."""
     try:
-        (folder / DESCRIPTION).unlink(missing_ok=True)
+        (folder / MODEL_JSON).unlink(missing_ok=True)
         checksum = replace_file(folder / WEIGHTS, safetensors_chunks(model.tensors))
-        replace_file(folder / DESCRIPTION, [json_bytes({**describe(model), "sha256": checksum}, ascii_only=True)])
+        replace_file(folder / MODEL_JSON, [json_bytes({**model_json(model), "sha256": checksum}, ascii_only=True)])
     except OSError as error:
         raise CheckpointError(f"The model could not be written to {folder} ({error.strerror or error}).") from None
 
 
 def is_finished(folder: Path) -> bool:
     """Model and report are there; the report is written last."""
-    return (folder / DESCRIPTION).is_file() and (folder / REPORT).is_file()
+    return (folder / MODEL_JSON).is_file() and (folder / REPORT).is_file()
 
 
 def tidy(folder: Path) -> None:

@@ -14,11 +14,11 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..config import Config
 from ..data.keyed_rng import keys
 from ..data.loader import Batch, Loader
-from ..data.sampler import BalancedOrder, Order
-from ..data.sources import Parts
+from ..data.sampler import BalancedSampler, ShuffledSampler
+from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note
 from .cpu_data_parallel import Shares, share_count
-from .distributed import World
+from .distributed import ProcessGroup
 from .ema import Average
 from .head_probe import probe_head
 from .init_model import early_size, learning, make_start
@@ -39,7 +39,7 @@ class NotANumber(Exception):
 class Trainer:
     """Model, average, optimisers and data; `step` counts the steps that have been made."""
 
-    def __init__(self, config: Config, parts: Parts, world: World, *, fresh: bool) -> None:
+    def __init__(self, config: Config, parts: DatasetSplits, world: ProcessGroup, *, fresh: bool) -> None:
         start = make_start(config, parts)
         self.config, self.preprocess, self.history, self.world = start.config, start.preprocess, start.history, world
         self.labels, self.several = parts.train.labels, parts.train.multi_label
@@ -47,7 +47,9 @@ class Trainer:
         data = config.data
         plain: dict[str, Any] = {"workers": data.workers, "memory": data.memory / 4}
         order = (
-            BalancedOrder(config.seed, parts.train.targets) if data.balanced else Order(config.seed, len(parts.train))
+            BalancedSampler(config.seed, parts.train.targets)
+            if data.balanced
+            else ShuffledSampler(config.seed, len(parts.train))
         )
         half = {**plain, "memory": data.memory / 2}  # and a quarter each for validation and test
         self.loader = Loader(parts.train, self.preprocess, order=order, augment=config.augment, **half)
@@ -249,7 +251,7 @@ class Trainer:
         self.step = step
 
 
-def check_batch(config: Config, world: World) -> None:
+def check_batch(config: Config, world: ProcessGroup) -> None:
     """A batch must fall apart evenly, and pairs that are mixed must stay together."""
     share, rest = divmod(config.batch_size, config.accumulate * world.size)
     if rest:

@@ -10,8 +10,8 @@ from torch import nn
 from ..data.loader import Batch, Loader
 from ..errors import DataError
 from ..metrics.calibration import fit_temperature
-from ..metrics.classification import Tally, multi_label_figures
-from .distributed import World
+from ..metrics.classification import ClassificationMetrics, multi_label_metrics
+from .distributed import ProcessGroup
 
 BATCH_SIZE = 64  # pictures, on each core
 
@@ -27,10 +27,10 @@ class Answers:
 
     def figures(self) -> dict[str, float | int]:
         if self.targets.ndim == 2:
-            return multi_label_figures(self.logits, self.targets)
+            return multi_label_metrics(self.logits, self.targets)
         return self.tally().figures()
 
-    def tally(self) -> Tally:
+    def tally(self) -> ClassificationMetrics:
         return tallied(self.logits, self.targets)
 
     def temperature(self) -> float:
@@ -45,13 +45,13 @@ class Answers:
         return {"ece_uncalibrated": before["ece"], "ece_calibrated": after["ece"], "nll_calibrated": after["nll"]}
 
 
-def tallied(logits: np.ndarray, targets: np.ndarray) -> Tally:
-    tally = Tally()
+def tallied(logits: np.ndarray, targets: np.ndarray) -> ClassificationMetrics:
+    tally = ClassificationMetrics()
     tally.add(torch.from_numpy(logits), targets.tolist())
     return tally
 
 
-def ask(model: nn.Module, loader: Loader, *, flip: bool, world: World, batch_size: int = BATCH_SIZE) -> Answers:
+def ask(model: nn.Module, loader: Loader, *, flip: bool, world: ProcessGroup, batch_size: int = BATCH_SIZE) -> Answers:
     """Every process takes each size-th picture; all get all answers, in the order of the source."""
     world.agree(model)
     mine = np.arange(world.rank, len(loader.source), world.size)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...config import MOST_BLOCKS, ViTConfig
+from ...config import MAX_BLOCKS, ViTConfig
 from ...errors import CheckpointError, Note
 from ..family import Described, Family, Fields, Source, Tensors, image_size_for, shape_of
 from ..mapping import FlaxDense, FlaxHeads, FlaxMerge, Rule, Table
@@ -93,7 +93,7 @@ def unstack(tensors: Tensors) -> Tensors:
     result = {n: t for n, t in tensors.items() if not n.startswith(SCANNED)}
     for name, stacked in tensors.items():
         if name.startswith(SCANNED):
-            if stacked.ndim == 0 or len(stacked) > MOST_BLOCKS:
+            if stacked.ndim == 0 or len(stacked) > MAX_BLOCKS:
                 shape = tuple(stacked.shape)
                 raise CheckpointError(f"The tensor {name} should hold all blocks on its first axis, but has {shape}.")
             rest = name.removeprefix(SCANNED)

@@ -3,7 +3,7 @@
 import re
 from typing import Any, ClassVar
 
-from ...config import MOST_STAGES, ViTConfig
+from ...config import MAX_STAGES, ViTConfig
 from ..family import Described, Family, Fields, Source, Tensors, count_blocks, image_size_for, shape_of
 from ..mapping import Flax, FlaxConv, FlaxDense, FlaxHeads, FlaxMerge, FlaxPatch, Rule, Table
 
@@ -115,6 +115,6 @@ def hybrid(tensors: Tensors) -> Fields:
         return {}
     _, _, channels, width = shape_of(tensors, "conv_root/kernel", 4)
     stages = count_blocks({n.replace("block", "block/"): t for n, t in tensors.items()}, "block/", "/") - 1
-    stages = max(0, min(stages, MOST_STAGES + 1))  # the config refuses more
+    stages = max(0, min(stages, MAX_STAGES + 1))  # the config refuses more
     units = tuple(count_blocks(tensors, f"block{s + 1}/unit", "/") - 1 for s in range(stages))
     return {"stem": "resnet", "stem_layers": units, "stem_width": width, "in_channels": channels}

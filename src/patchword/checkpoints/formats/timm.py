@@ -3,7 +3,7 @@
 import math
 from typing import Any, ClassVar
 
-from ...config import MOST_STAGES, ViTConfig
+from ...config import MAX_STAGES, ViTConfig
 from ...errors import CheckpointError
 from ..family import (
     Described,
@@ -137,7 +137,7 @@ def hybrid(tensors: Tensors) -> Fields:
     if root is None:
         return {}
     width, channels, _, _ = shape_of(tensors, root, 4)
-    stages = min(count_blocks(tensors, f"{BACKBONE}.stages.", "."), MOST_STAGES + 1)  # the config refuses more
+    stages = min(count_blocks(tensors, f"{BACKBONE}.stages.", "."), MAX_STAGES + 1)  # the config refuses more
     units = tuple(count_blocks(tensors, f"{BACKBONE}.stages.{s}.blocks.", ".") for s in range(stages))
     return {"stem": "resnet", "stem_layers": units, "stem_width": width, "in_channels": channels}
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from ...config import DataConfig
 from ...data.resolve import open_data
 from ...doctor import Finding, examine, examine_config, findings_table, machine_findings
-from ...engines.capabilities import probe
+from ...engines.capabilities import probe_capabilities
 from ...engines.engine import ENGINES
 from ...engines.engine_trials import try_engines
 from ...training.nan_guard import replay
@@ -41,7 +41,7 @@ def consult(what: str | None, image_size: tuple[int, int], patch_size: tuple[int
 
 def precision() -> Finding:
     """A verdict of a child process, not what the processor announces."""
-    seen = probe()
+    seen = probe_capabilities()
     if not seen.bf16_works:
         return Finding("note", "bf16 does not work here: a trial did not survive", (), "patchword computes in fp32.")
     used = "is used" if seen.bf16_gain > WORTHWHILE else "is not used"

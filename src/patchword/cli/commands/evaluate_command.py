@@ -11,7 +11,7 @@ from ..model_args import NOTHING, EngineName, Flag, ModelReference, Reading, tit
 from ..output import print_evaluation, progress, report_unread, say
 
 if TYPE_CHECKING:
-    from ...evaluation import Evaluation, Labelled
+    from ...evaluation import Evaluation, LabeledImage
     from ...evaluation.robustness import Robustness
     from ...inference.classifier import Classifier
 
@@ -48,7 +48,7 @@ def evaluate(
     if csv and csv.exists() and not overwrite:
         raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
     from ...evaluation import evaluate as measure
-    from ...evaluation import labelled_pictures
+    from ...evaluation import labeled_images
     from ...inference.classifier import Classifier
     from ...inference.prediction_csv import write_rows
     from ...report.figure_files import require_room
@@ -58,7 +58,7 @@ def evaluate(
     checkpoint = reading.read(model)
     if corruptions and checkpoint.several:
         raise ConfigError("--corruptions goes with models that give one class for each picture.")
-    pictures = labelled_pictures(data, checkpoint.several)
+    pictures = labeled_images(data, checkpoint.several)
     classifier, other = Classifier(checkpoint, engine), Classifier.load(against) if against else None
     if engine == "auto":
         say(f"engine: {classifier.chosen}")
@@ -77,7 +77,7 @@ def evaluate(
     return report_unread(result.skipped, len(pictures))
 
 
-def made_worse(classifier: "Classifier", pictures: "list[Labelled]") -> "Robustness":
+def made_worse(classifier: "Classifier", pictures: "list[LabeledImage]") -> "Robustness":
     from ...evaluation.robustness import robustness
 
     with progress("making worse", len(pictures)) as step:
@@ -94,7 +94,7 @@ def print_result(result: "Evaluation", robust: "Robustness | None", part: str, j
     print_evaluation(result, robust)
 
 
-def check_labels(classifier: "Classifier", name: str, pictures: "list[Labelled]") -> None:
+def check_labels(classifier: "Classifier", name: str, pictures: "list[LabeledImage]") -> None:
     """Before time is spent: do the classes fit the model, and if not, which model?"""
     from ...data.formats.image_folder import match_classes
     from ...errors import DataError
@@ -107,7 +107,7 @@ def check_labels(classifier: "Classifier", name: str, pictures: "list[Labelled]"
 
 
 def write_evaluation_page(
-    out: Path, model: str, data: str, classifier: "Classifier", pictures: "list[Labelled]",
+    out: Path, model: str, data: str, classifier: "Classifier", pictures: "list[LabeledImage]",
     result: "Evaluation", robust: "Robustness | None",
 ) -> None:  # fmt: skip
     from ...report.figure_files import PAGE

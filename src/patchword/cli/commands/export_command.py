@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from ...checkpoints import Checkpoint
     from ...config import ModelConfig
-    from ...engines.bench import Measured
-    from ...evaluation import Labelled
-    from ...evaluation.export_check import Proof
+    from ...engines.bench import EngineBench
+    from ...evaluation import LabeledImage
+    from ...evaluation.export_check import ExportCheck
     from ...inference.classifier import Classifier
 
 FEW = 500  # pictures, on which half a point is less than three of them
@@ -64,29 +64,29 @@ def export(
     max_drop = max_drop if max_drop is not None else LOSS + (merge_drop or 0.0)
     check_numbers(merge, merge_drop, max_drop)
     from ...core.io import atomic_output, replace_json
-    from ...engines.export import Wanted, check_format, make_file
-    from ...evaluation import labelled_pictures
-    from ...evaluation.export_check import prove
+    from ...engines.export import ExportOptions, check_format, write_export
+    from ...evaluation import labeled_images
+    from ...evaluation.export_check import check_export
     from ...inference.classifier import Classifier
 
     out = out.expanduser().resolve()
-    check_format(out, Wanted(int8, whole))
+    check_format(out, ExportOptions(int8, whole))
     weights = out.with_suffix(".bin")
     check_room([out, weights] if out.suffix == ".xml" else [out], overwrite)
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
-    pictures = labelled_pictures(verify, checkpoint.several) if verify else []
+    pictures = labeled_images(verify, checkpoint.several) if verify else []
     check_labels(classifier, model, pictures)
     if verify and len(pictures) < FEW:
         say(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
     if merge_drop is not None:
         merge, pictures = merged_within(classifier, pictures, merge_drop)
-    wanted = Wanted(int8, whole, merged_by(checkpoint.config, merge))
+    wanted = ExportOptions(int8, whole, merged_by(checkpoint.config, merge))
     say(f"making {out.name}")
     with atomic_output(out, overwrite=overwrite) as made:
-        engine = make_file(checkpoint, made, wanted, calibration(classifier, calibrate))
+        engine = write_export(checkpoint, made, wanted, calibration(classifier, calibrate))
         with progress("comparing", 2 * len(pictures)) as step:
-            proof = prove(classifier, engine, wanted, pictures, max_drop / 100, step)
+            proof = check_export(classifier, engine, wanted, pictures, max_drop / 100, step)
         said = {"file": out.name, **stated(made), "model": model, "verify": verify, "max_drop": max_drop}
         said |= {**vars(wanted), **proof.to_json()}
         replace_json(out.with_name(f"{out.name}.proof.json"), said)
@@ -123,16 +123,16 @@ def stated(made: Path) -> dict[str, Any]:
 
 
 def merged_within(
-    classifier: "Classifier", pictures: "list[Labelled]", points: float
-) -> "tuple[float, list[Labelled]]":
+    classifier: "Classifier", pictures: "list[LabeledImage]", points: float
+) -> "tuple[float, list[LabeledImage]]":
     """The part that is merged, chosen on every second picture, and the other pictures, for the proof."""
-    from ...evaluation.tome_search import STEPS, choose_merging
+    from ...evaluation.tome_search import STEPS, choose_tome_ratio
 
     pictures, rest = pictures[::2], pictures[1::2]
     if not rest:
         raise ConfigError("--merge-drop chooses on every second picture of --verify, proves on the others: give more.")
     with progress("choosing", STEPS * len(pictures)) as step:
-        part = choose_merging(classifier, pictures, points / 100, step)
+        part = choose_tome_ratio(classifier, pictures, points / 100, step)
     say(f"merging {part:.0%} of the patches in each block behind the first quarter, by {len(pictures)} pictures")
     return part, rest
 
@@ -174,8 +174,8 @@ def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
     return torch.stack(good)
 
 
-def print_proof(out: Path, size: int, proof: "Proof") -> None:
-    found = proof.agreement
+def print_proof(out: Path, size: int, proof: "ExportCheck") -> None:
+    found = proof.parity
     print(f"file       {out}, {size / 2**20:.1f} MiB")
     same = f"{found.same:.1%} of {found.pictures} pictures that were compared one by one get the same class"
     print(f"agreement  {same}, divergence {found.divergence:.2g}")
@@ -214,8 +214,8 @@ def bench(
     from ...engines.bench import bench as measure
     from ...engines.engine import ENGINES
     from ...engines.engine_trials import try_engines
-    from ...engines.parity import other_pictures
-    from ...evaluation import labelled_pictures
+    from ...engines.parity import varied_images
+    from ...evaluation import labeled_images
     from ...inference.classifier import Classifier
     from ...report.figure_files import require_room
 
@@ -226,7 +226,7 @@ def bench(
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
     assert checkpoint.preprocess is not None
-    pictures = labelled_pictures(verify, checkpoint.several) if verify else []
+    pictures = labeled_images(verify, checkpoint.several) if verify else []
     check_labels(classifier, model, pictures)
     asked = engines or tuple(ENGINES)
     with progress("trying", len(asked)) as step:
@@ -238,7 +238,7 @@ def bench(
     if not names:
         raise ConfigError("None of these engines works here.")
     with progress("measuring", len(names) + len(BATCHES)) as step:
-        rows = measure(checkpoint, names, other_pictures(checkpoint.preprocess), seconds, on_progress=step)
+        rows = measure(checkpoint, names, varied_images(checkpoint.preprocess), seconds, on_progress=step)
     if all(row.error for row in rows):
         raise ConfigError(f"None of these engines can run this model. {rows[0].name}: {rows[0].error}")
     accuracy = accuracies(checkpoint, [row.name for row in rows if not row.error], pictures) if pictures else {}
@@ -248,7 +248,7 @@ def bench(
     return 0
 
 
-def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[Labelled]") -> dict[str, float]:
+def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[LabeledImage]") -> dict[str, float]:
     from ...evaluation import evaluate
     from ...inference.classifier import Classifier
 
@@ -260,7 +260,7 @@ def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[Label
     return found
 
 
-def show_bench(rows: "list[Measured]", accuracy: dict[str, float], json: bool) -> None:
+def show_bench(rows: "list[EngineBench]", accuracy: dict[str, float], json: bool) -> None:
     from ...report.bench_results import bench_table
 
     if json:
@@ -274,7 +274,7 @@ def show_bench(rows: "list[Measured]", accuracy: dict[str, float], json: bool) -
         print("  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip())
 
 
-def write_bench_page(out: Path, model: str, rows: "list[Measured]", accuracy: dict[str, float]) -> None:
+def write_bench_page(out: Path, model: str, rows: "list[EngineBench]", accuracy: dict[str, float]) -> None:
     from ...core.runtime import machine_line
     from ...report.figure_files import PAGE
     from ...report.pages import write_bench

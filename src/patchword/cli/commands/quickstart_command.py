@@ -4,18 +4,18 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.datasets.registry import named_set
+from ...data.datasets.registry import open_named_dataset
 from ...inference.classifier import Classifier
 from ...recipes import load_recipe
 from ...training import train
-from ...training.console import ConsoleWatcher
+from ...training.console import ConsoleCallback
 
 SHADES = " .:-=+*#%@"
 SHOWN = 6  # digits on the screen
 
 
 def quickstart(out: Path | None, started: float) -> int:
-    outcome = train(load_recipe("quickstart"), out, watchers=(ConsoleWatcher(),), started=started)
+    outcome = train(load_recipe("quickstart"), out, watchers=(ConsoleCallback(),), started=started)
     if outcome is None:
         return 0  # another process tells
     show(outcome.folder)
@@ -29,7 +29,7 @@ def quickstart(out: Path | None, started: float) -> int:
 
 def show(folder: Path) -> None:
     """A few digits of the test part, and what the model says of them."""
-    classifier, source = Classifier.load(folder), named_set("digits").test
+    classifier, source = Classifier.load(folder), open_named_dataset("digits").test
     assert source is not None
     chosen = [int(i) for i in range(0, len(source), len(source) // SHOWN)][:SHOWN]
     pictures = [source.read(i, mode="L") for i in chosen]

@@ -29,7 +29,7 @@ def study(
         recipe: a recipe to vary in place of the small ViT on CIFAR-10
         out: folder for the runs, the table and report.html; studies/NAME if not given
     """
-    from ...config.overrides import seconds
+    from ...config.overrides import parse_duration
     from ...core.runtime import machine_line
     from ...recipes import load_recipe
     from ...report.figure_files import PAGE
@@ -40,7 +40,7 @@ def study(
 
     chosen = make_study(name, load_recipe(recipe) if recipe else SMALL)
     folder = out or Path("studies") / name
-    rows = run_study(chosen, folder, seconds(budget), seeds, say)
+    rows = run_study(chosen, folder, parse_duration(budget), seeds, say)
     write_study(chosen, rows, folder, machine_line())
     for row in rows:
         print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {told(row)}")

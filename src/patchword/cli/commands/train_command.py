@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional
 
 from ...config import Config
-from ...config.overrides import overridden
+from ...config.overrides import apply_overrides
 from ...errors import ConfigError
 from ...recipes import is_recipe, load_recipe
 from ..config_flags import TAKEN
@@ -48,12 +48,12 @@ def train(
         resume: auto resumes the run in the folder, if it holds one of the same configuration
         json: one JSON document on standard output, nothing else
     """
-    config = overridden(base_config(what), TAKEN)
+    config = apply_overrides(base_config(what), TAKEN)
     from ... import training
-    from ...training.console import ConsoleWatcher
+    from ...training.console import ConsoleCallback
     from ...training.loggers import make_loggers
 
-    watchers = (ConsoleWatcher(), *make_loggers(config))
+    watchers = (ConsoleCallback(), *make_loggers(config))
     return print_outcome(training.train(config, out, watchers=watchers, resume=resume, started=STARTED), json)
 
 
@@ -67,11 +67,11 @@ def resume(run: Annotated[Positional[Path], words("RUN")], json: Flag = False) -
         json: one JSON document on standard output, nothing else
     """
     from ... import training
-    from ...training.console import ConsoleWatcher
+    from ...training.console import ConsoleCallback
     from ...training.loggers import make_loggers
     from ...training.run_dir import read_config
 
-    watchers = (ConsoleWatcher(), *make_loggers(read_config(run)))
+    watchers = (ConsoleCallback(), *make_loggers(read_config(run)))
     return print_outcome(training.resume(run, watchers=watchers, started=STARTED), json)
 
 

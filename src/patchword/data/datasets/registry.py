@@ -17,7 +17,7 @@ from ...errors import DataError
 from ..download import Progress, Unreachable
 from ..formats.array_file import Arrays, check, digest, load_parts, save_arrays
 from ..keyed_rng import keys
-from ..sources import ArraySource, FileSource, Parts
+from ..sources import ArraySource, DatasetSplits, FileSource
 from .catalog import SETS, ArraySet, FileSet, Road, class_names
 
 Say = Callable[[str], object]
@@ -28,7 +28,7 @@ _TEST_PART = 0.2  # of the digits, which have no official parts
 _DIGITS_SEED = 0  # never to change: reported accuracies depend on it
 
 
-def named_set(name: str, *, say: Say = tell, on_progress: Progress | None = None) -> Parts:
+def open_named_dataset(name: str, *, say: Say = tell, on_progress: Progress | None = None) -> DatasetSplits:
     """A data set by its name, fetched into the cache folder if it is not there yet.
 
     Args:
@@ -93,7 +93,7 @@ def _unpack(name: str, known: FileSet, folder: Path, say: Say, on_progress: Prog
     say(f"{name} came from its official address. It is kept in {data_folder(name)}.")
 
 
-def _file_parts(name: str, folder: Path) -> Parts:
+def _file_parts(name: str, folder: Path) -> DatasetSplits:
     try:
         with open(folder / "samples.csv", newline="", encoding="utf-8") as file:
             rows = [(part, path, int(label)) for part, path, label in csv.reader(file)]
@@ -107,10 +107,10 @@ def _file_parts(name: str, folder: Path) -> Parts:
 
     if (train := source("train")) is None:
         raise DataError(f"The copy of {name} in {folder} is damaged (it is empty): delete it, and run again.")
-    return Parts(train, source("val"), source("test"))
+    return DatasetSplits(train, source("val"), source("test"))
 
 
-def _digits() -> Parts:
+def _digits() -> DatasetSplits:
     """The 1,797 digits that scikit-learn brings along: no network, no cache."""
     from sklearn.datasets import load_digits  # late: it takes a second
 
@@ -126,4 +126,4 @@ def _digits() -> Parts:
         ArraySource(images[chosen], class_names("digits"), targets[chosen], title=f"digits {part}")
         for part, chosen in (("train", ~test), ("test", test))
     )
-    return Parts(train, test=held_out)
+    return DatasetSplits(train, test=held_out)

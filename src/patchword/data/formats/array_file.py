@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.io import sync
 from ...errors import DataError
-from ..sources import ArraySource, Parts
+from ..sources import ArraySource, DatasetSplits
 
 KEYS = ("train-images", "train-targets", "test-images", "test-targets")
 
@@ -33,7 +33,7 @@ def save_arrays(folder: Path, arrays: Arrays) -> None:
         sync(folder / f"{key}.npy")  # the folder is about to get its final name, which says that it is complete
 
 
-def load_parts(folder: Path, name: str, labels: Sequence[str]) -> Parts:
+def load_parts(folder: Path, name: str, labels: Sequence[str]) -> DatasetSplits:
     try:
         arrays = {key: np.load(folder / f"{key}.npy", allow_pickle=False) for key in KEYS}
         check(arrays, len(labels))
@@ -43,7 +43,7 @@ def load_parts(folder: Path, name: str, labels: Sequence[str]) -> Parts:
         ArraySource(arrays[f"{part}-images"], labels, arrays[f"{part}-targets"], title=f"{name} {part}")
         for part in ("train", "test")
     ]
-    return Parts(sources[0], test=sources[1])
+    return DatasetSplits(sources[0], test=sources[1])
 
 
 def check(arrays: Arrays, num_classes: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from ..plots.panel import Exhibit
+from ..plots.panel import Panel
 
 if TYPE_CHECKING:
     from ..plots.theme import Theme
@@ -20,7 +20,7 @@ PNG_COLORS = 6000
 
 
 @dataclass(frozen=True)
-class Panel:
+class RenderedPanel:
     """A figure with its title, what it shows, the paper's finding, and a table whose first row is the header."""
 
     title: str
@@ -32,26 +32,26 @@ class Panel:
     table: Sequence[Sequence[str]]
 
 
-def make_panels(exhibits: Sequence[Exhibit]) -> list[Panel]:
+def make_panels(panels: Sequence[Panel]) -> list[RenderedPanel]:
     """A panel for each figure that applies to this model."""
-    return [make_panel(each) for each in exhibits if each.draw]
+    return [make_panel(each) for each in panels if each.draw]
 
 
-def make_panel(exhibit: Exhibit) -> Panel:
+def make_panel(panel: Panel) -> RenderedPanel:
     """Draw a figure in both color schemes."""
     from ..plots.theme import DARK, LIGHT  # imports matplotlib, which a training report does not need
 
-    (dark, _), (light, width) = (rendered(exhibit, theme) for theme in (DARK, LIGHT))
-    return Panel(exhibit.title, exhibit.seen, exhibit.paper, light, dark, width > WIDE, exhibit.table)
+    (dark, _), (light, width) = (render(panel, theme) for theme in (DARK, LIGHT))
+    return RenderedPanel(panel.title, panel.seen, panel.paper, light, dark, width > WIDE, panel.table)
 
 
-def rendered(exhibit: Exhibit, theme: "Theme") -> tuple[str, int]:
+def render(panel: Panel, theme: "Theme") -> tuple[str, int]:
     """The figure as a data URI, and its width in pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from ..plots.theme import drawn_in
 
-    figure = exhibit.figure(theme)
+    figure = panel.figure(theme)
     with drawn_in(theme):
         figure.set_dpi(DPI)
         canvas = FigureCanvasAgg(figure)
