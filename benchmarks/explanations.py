@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=200)
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
-    methods, several = methods_for(classifier.checkpoint.config), classifier.checkpoint.several
+    methods, multi_label = methods_for(classifier.checkpoint.config), classifier.checkpoint.multi_label
     pixels = gather(classifier, [args.folder], args.pictures).pixels
     areas: dict[str, list[np.ndarray]] = {name: [] for name in (*methods, RANDOM)}
     seconds = dict.fromkeys(methods, 0.0)
@@ -45,7 +45,7 @@ def main() -> None:
             seconds[method] += time.perf_counter() - start
         maps[RANDOM] = random_maps(maps[methods[0]].shape, seed=first)
         for name, heat in maps.items():
-            curves = deletion_insertion(classifier.model, images, classes, heat, several=several)
+            curves = deletion_insertion(classifier.model, images, classes, heat, multi_label=multi_label)
             areas[name].append(np.stack(curves.areas))
     rows = [
         row(name, np.concatenate(found, axis=1), np.concatenate(areas[RANDOM], axis=1)) for name, found in areas.items()

@@ -179,7 +179,7 @@ def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
     notes = write_checkpoint(tmp_path / "wide.npz", checkpoint(image_size=(32, 64)), "google")
     assert "--image-size 32 64" in notes[-1]
     for family in ("timm", "transformers"):
-        hot = dataclasses.replace(checkpoint(), several=True)
+        hot = dataclasses.replace(checkpoint(), multi_label=True)
         notes = write_checkpoint(tmp_path / family, hot, family)
         assert any("divide the logits by 1.5" in note for note in notes) and any("sigmoid" in note for note in notes)
         plain = dataclasses.replace(checkpoint(), temperature=1.0)

@@ -102,7 +102,7 @@ def test_the_command_writes_a_page(photos: Path, tmp_path: Path) -> None:
 
 def test_several_labels_from_a_table(photos: Path, tmp_path: Path) -> None:
     """A model for several labels and a table with several: figures, a page, and sentences for what cannot be."""
-    checkpoint = dataclasses.replace(read_checkpoint("patchword:cifar10"), several=True)
+    checkpoint = dataclasses.replace(read_checkpoint("patchword:cifar10"), multi_label=True)
     write_checkpoint(tmp_path / "model", checkpoint)
     lines = [f"{photos}/airplane/{i}.png,airplane;ship" for i in range(4)]
     lines += [f"{photos}/frog/{i}.png,frog" for i in range(4)]

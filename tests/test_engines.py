@@ -74,7 +74,7 @@ def test_several_labels_are_several_decisions() -> None:
     """Softmax would see no difference between logits that differ by a constant; sigmoids do."""
     logits = torch.tensor([[3.0, -2.0], [0.5, 4.0]])
     assert measure_parity(logits, logits + 5).divergence < 1e-9
-    found = measure_parity(logits, logits + 5, several=True)
+    found = measure_parity(logits, logits + 5, multi_label=True)
     assert found.divergence > 1 and found.same == 0.5
 
 

@@ -184,7 +184,7 @@ def test_openvino_has_two_files_that_belong_together(model: Path, run: Run) -> N
 
 
 def test_several_labels_go_out_too(model: Path) -> None:
-    checkpoint = dataclasses.replace(checkpoint_of(TINY), several=True)
+    checkpoint = dataclasses.replace(checkpoint_of(TINY), multi_label=True)
     classifier = Classifier(checkpoint)
     pictures = [
         LabeledImage(

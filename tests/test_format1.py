@@ -50,7 +50,7 @@ def test_all_that_travels_with_a_model() -> None:
     assert found.provenance["metrics"]["val"]["top1"] == 0.9 and found.provenance["versions"]["torch"] == "2.13.0"
     assert (found.family, found.quirks) == ("timm", {"prefix": "module."})
     assert found.extras["head_aux.weight"].tolist() == torch.ones(2, 3).tolist()
-    assert not found.several and read_checkpoint(FORMAT1 / "multi_label").several
+    assert not found.multi_label and read_checkpoint(FORMAT1 / "multi_label").multi_label
 
 
 def test_a_finished_run_is_finished(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_several_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [["a", "b"], ["b"], [], ["c", "b"]]})
     with pytest.raises(DataError, match="row 0 has several labels, 'a', 'b'.*data.multi_label"):
         resolve_dataset(str(path))
-    source = resolve_dataset(str(path), several=True).parts["train"]
+    source = resolve_dataset(str(path), multi_label=True).parts["train"]
     assert source.labels == ("a", "b", "c") and source.targets.dtype == np.float32
     assert source.targets.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0], [0, 1, 1]]
 

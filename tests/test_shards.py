@@ -92,7 +92,7 @@ def test_labels_in_every_form(tmp_path: Path) -> None:
 def test_several_labels(tmp_path: Path) -> None:
     members = {"1.png": picture(1), "1.json": '{"label": ["b", "a"]}', "2.png": picture(2), "2.json": '{"labels": []}'}
     path = str(write(tmp_path / "x.tar", members))
-    assert resolve_dataset(path, several=True).parts["train"].targets.tolist() == [[1, 1], [0, 0]]
+    assert resolve_dataset(path, multi_label=True).parts["train"].targets.tolist() == [[1, 1], [0, 0]]
     with pytest.raises(DataError, match=r"x\.tar:1\.png has several labels"):
         resolve_dataset(path)
 

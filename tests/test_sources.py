@@ -210,8 +210,8 @@ def test_arrays() -> None:
     assert grey.images.shape == (5, 4, 6, 1) and grey.labels == ("0", "1")
     assert np.array_equal(np.asarray(grey.read(0, mode="L")), images[0, ..., 0])
     assert np.array_equal(np.asarray(grey.read(0, mode="RGB"))[..., 2], images[0, ..., 0])
-    several = from_arrays(images, np.eye(5, 3, dtype=bool))
-    assert several.multi_label and several.targets.dtype == np.float32 and several.labels == ("0", "1", "2")
+    multi_label = from_arrays(images, np.eye(5, 3, dtype=bool))
+    assert multi_label.multi_label and multi_label.targets.dtype == np.float32 and multi_label.labels == ("0", "1", "2")
 
 
 IMAGES = np.zeros((2, 4, 4, 3), dtype=np.uint8)

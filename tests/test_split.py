@@ -72,10 +72,10 @@ def test_properties(classes: list[int], fraction: float, seed: int) -> None:
     assert (np.diff(train) > 0).all() and (np.diff(val) > 0).all() and len(val)
     assert set(targets[train]) == set(targets)  # no class is lost to training
     room = len(targets) - len(set(classes))
-    several = sum(classes.count(c) > 1 for c in set(classes))
+    multi_label = sum(classes.count(c) > 1 for c in set(classes))
     wanted = max(1, round(len(targets) * fraction))
     assert len(val) == min(wanted, room)
-    if several <= wanted:
+    if multi_label <= wanted:
         assert set(targets[val]) == {c for c in classes if classes.count(c) > 1}
 
 

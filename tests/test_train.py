@@ -705,12 +705,12 @@ def test_several_labels(tmp_path: Path) -> None:
     source = stripes(64)
     targets = np.eye(4, dtype=np.float32)[source.targets]
     targets[:, 0] = 1  # every picture has two labels, or is of the first class
-    several = from_arrays(source.images, targets, labels=source.labels)
+    multi_label = from_arrays(source.images, targets, labels=source.labels)
     outcome = train(
-        config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=DatasetSplits(several, several)
+        config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=DatasetSplits(multi_label, multi_label)
     )
     assert outcome is not None and outcome.figures["val"]["map"] > 0.95 and outcome.figures["val"]["f1"] > 0.9
-    scores = pw.Classifier.load(tmp_path / "run")(several.read(1, mode="L")).scores
+    scores = pw.Classifier.load(tmp_path / "run")(multi_label.read(1, mode="L")).scores
     assert sum(s.probability > 0.5 for s in scores) == 2  # probabilities of their own, which need not sum to one
 
 

@@ -132,7 +132,7 @@ def how_made(facts: dict[str, Any]) -> str:
 
 def limits(checkpoint: Checkpoint) -> str:
     said = "It knows only its classes, and answers with one of them whatever it is shown."
-    if checkpoint.several:
+    if checkpoint.multi_label:
         said = "It knows only its labels, each of which it gives or not."
     said += " Measure it on your own pictures (`patchword evaluate`) before you rely on it."
     if not checkpoint.config.num_classes:

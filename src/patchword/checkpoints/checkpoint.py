@@ -30,7 +30,7 @@ class Checkpoint:
     quirks: dict[str, Any] = field(default_factory=dict)  # ... what is needed to write that format as it was ...
     extras: dict[str, Tensor] = field(default_factory=dict)  # ... and its tensors that play no part in inference
     notes: tuple[Note, ...] = ()  # what was assumed in reading
-    several: bool = False  # labels are several: each class is right or wrong by itself
+    multi_label: bool = False  # labels are several: each class is right or wrong by itself
 
     def model(self) -> Model:
         """The model in float32, for inference."""
@@ -65,7 +65,7 @@ class Checkpoint:
             notes += (Note(text, "head_replaced"),)
         made = replace(self, config=config, tensors=tensors, labels=labels, preprocess=preprocess, notes=notes)
         made = replace(made, provenance=same if config != self.config else self.provenance)
-        return replace(made, temperature=1.0, several=False) if new_head else made
+        return replace(made, temperature=1.0, multi_label=False) if new_head else made
 
     def halved(self) -> "Checkpoint":
         """With weights of two bytes each, for storing; `model` computes in float32 all the same."""

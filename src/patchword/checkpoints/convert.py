@@ -108,7 +108,7 @@ def unsaid(family: Family, written: Checkpoint, again: Checkpoint) -> list[Note]
         heat = f"{written.temperature:g}"
         text = f"{family.name} has no temperature: divide the logits by {heat}, or confidences are not calibrated."
         notes.append(Note(text, "temperature_not_stored"))
-    if written.several:
+    if written.multi_label:
         text = f"{family.name} does not store that the model is multi-label: use the sigmoid, not the softmax."
         notes.append(Note(text, "multi_label_not_stored"))
     if written.preprocess is not None and again.preprocess is not None:

@@ -40,7 +40,7 @@ def model_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "config": checkpoint.config.to_json(),
         "preprocess": checkpoint.preprocess.to_json() if checkpoint.preprocess else None,
         "labels": list(checkpoint.labels) if checkpoint.labels else None,
-        "several": checkpoint.several,
+        "multi_label": checkpoint.multi_label,
         "temperature": checkpoint.temperature,
         "source": {"family": checkpoint.family, "quirks": checkpoint.quirks},
         "provenance": checkpoint.provenance,
@@ -62,7 +62,7 @@ def read_model_dir(folder: Path) -> Checkpoint:
         temperature = read_temperature(said["temperature"])
         source, provenance = said["source"], dict(said["provenance"])
         family, quirks = str(source["family"]), dict(source["quirks"])
-        expected_sum, several = str(said["sha256"]), said.get("several", False) is True
+        expected_sum, multi_label = str(said["sha256"]), said.get("multi_label", False) is True
     except ConfigError as error:
         raise CheckpointError(f"{folder / MODEL_JSON}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -74,7 +74,7 @@ def read_model_dir(folder: Path) -> Checkpoint:
     tensors = {n: t for n, t in tensors.items() if not n.startswith(EXTRA)}
     check_tensors(folder / WEIGHTS, tensors, config)
     said_so = (config, tensors, preprocess, labels, temperature, provenance, family, quirks, extras)
-    return Checkpoint(*said_so, several=several)
+    return Checkpoint(*said_so, multi_label=multi_label)
 
 
 def read_unfinished(run: Path) -> Checkpoint:

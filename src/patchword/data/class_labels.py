@@ -38,7 +38,7 @@ def label_words(value: Any) -> tuple[str, ...]:
 
 def labelled(
     words: Sequence[tuple[str, ...]],
-    several: bool,
+    multi_label: bool,
     called: Callable[[int], str],
     labels: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], np.ndarray]:
@@ -50,7 +50,7 @@ def labelled(
     """
     labels = ordered_labels(word for each in words for word in each) if labels is None else tuple(labels)
     index_of = {label: index for index, label in enumerate(labels)}
-    if several:
+    if multi_label:
         targets = np.zeros((len(words), len(labels)), dtype=np.float32)
         for row, each in enumerate(words):
             targets[row, [index_of[word] for word in each]] = 1

@@ -149,12 +149,12 @@ def _require_classes(train: Source, config: DataConfig) -> None:
     raise DataError(f"{config.source} has {have}; there is nothing to learn with fewer than {least}.{hint}")
 
 
-def resolve_dataset(reference: str, several: bool = False) -> Found:
+def resolve_dataset(reference: str, multi_label: bool = False) -> Found:
     """Whatever a reference stands for. A bare word that names a data set means that, even beside a folder so called."""
     if not reference:
         raise DataError(f"No data are given. They may be {_KINDS}.")
     if reference.startswith(PREFIX):
-        return open_hub_dataset(reference.removeprefix(PREFIX), several)
+        return open_hub_dataset(reference.removeprefix(PREFIX), multi_label)
     if reference in NAMED:
         if Path(reference).is_dir():
             tell(f"note: {reference} is taken for the data set of that name; for the folder write ./{reference}")
@@ -162,11 +162,11 @@ def resolve_dataset(reference: str, several: bool = False) -> Found:
         return Found(parts.present(), parts.notes)
     path = Path(reference).expanduser()
     if path.is_dir():
-        return _in_folder(path, several)
+        return _in_folder(path, multi_label)
     if path.is_file() and path.suffix.lower() in _TABLES:
-        return open_table(path, several)
+        return open_table(path, multi_label)
     if files := [path] if path.is_file() else _expanded(str(path)):
-        return _in_files(files, several, reference)
+        return _in_files(files, multi_label, reference)
     raise DataError(_unknown(reference))
 
 
@@ -179,11 +179,11 @@ def is_plain_folder(folder: Path) -> bool:
     return not (parts or is_saved_dataset(folder) or _containers(folder))
 
 
-def _in_folder(folder: Path, several: bool) -> Found:
+def _in_folder(folder: Path, multi_label: bool) -> Found:
     if is_saved_dataset(folder):
-        return open_saved_dataset(folder, several)
+        return open_saved_dataset(folder, multi_label)
     if files := _containers(folder):
-        return _in_files(files, several, str(folder))
+        return _in_files(files, multi_label, str(folder))
     return open_folder(folder)
 
 
@@ -199,7 +199,7 @@ def _containers(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _in_files(files: list[Path], several: bool, reference: str) -> Found:
+def _in_files(files: list[Path], multi_label: bool, reference: str) -> Found:
     suffixes = {file.suffix.lower() for file in files}
     if len(suffixes) > 1 or not suffixes <= set(_READERS):
         raise DataError(f"{reference} cannot be read as data. Data may be {_KINDS}; unpack other archives first.")
@@ -209,8 +209,8 @@ def _in_files(files: list[Path], several: bool, reference: str) -> Found:
         parts.setdefault(_part_of(os.path.relpath(file, root)), []).append(file)
     unnamed = parts.pop("", [])
     if not parts:
-        return _READERS[suffixes.pop()]({"train": unnamed}, several)
-    found = _READERS[suffixes.pop()](parts, several)
+        return _READERS[suffixes.pop()]({"train": unnamed}, multi_label)
+    found = _READERS[suffixes.pop()](parts, multi_label)
     text = f"Left out, as their names do not name a split: {listed(map(str, unnamed))}."
     notes = [Note(text, "files_left_out")] if unnamed else []
     return Found(found.parts, (*found.notes, *notes))

@@ -168,18 +168,18 @@ def from_arrays(images: np.ndarray, targets: np.ndarray, labels: Sequence[str] |
         raise DataError(f"Pictures must have the shape (N, H, W), (N, H, W, 1) or (N, H, W, 3), not {images.shape}.")
     if targets.ndim not in (1, 2) or len(targets) != len(images):
         raise DataError(f"There are {len(images)} pictures, but targets have the shape {targets.shape}: give one each.")
-    several = targets.ndim == 2
-    if several and not np.isin(targets, (0, 1)).all():
+    multi_label = targets.ndim == 2
+    if multi_label and not np.isin(targets, (0, 1)).all():
         raise DataError("Targets in two dimensions must be zeros and ones: a column for each class.")
-    if not several and not np.issubdtype(targets.dtype, np.integer):
+    if not multi_label and not np.issubdtype(targets.dtype, np.integer):
         raise DataError(f"Targets must be whole numbers, the classes' indices, not {targets.dtype}.")
-    if not several and targets.min() < 0:
+    if not multi_label and targets.min() < 0:
         raise DataError(f"Targets must not be negative, and the smallest is {targets.min()}.")
-    count = targets.shape[1] if several else int(targets.max()) + 1
+    count = targets.shape[1] if multi_label else int(targets.max()) + 1
     labels = [str(index) for index in range(count)] if labels is None else labels
-    if len(set(labels)) < len(labels) or len(labels) < count or (several and len(labels) > count):
+    if len(set(labels)) < len(labels) or len(labels) < count or (multi_label and len(labels) > count):
         raise DataError(f"The targets have {count} classes, and the labels {listed(labels)} are not one for each.")
-    return ArraySource(images, labels, targets.astype(np.float32 if several else np.int64))
+    return ArraySource(images, labels, targets.astype(np.float32 if multi_label else np.int64))
 
 
 def fingerprint(source: Source) -> str:

@@ -98,7 +98,7 @@ def _classes(count: int) -> str:
     return "1 class has" if count == 1 else f"{count:,} classes have"
 
 
-def imbalance(counts: np.ndarray, labels: tuple[str, ...], several: bool) -> list[Finding]:
+def imbalance(counts: np.ndarray, labels: tuple[str, ...], multi_label: bool) -> list[Finding]:
     present = np.flatnonzero(counts)
     if len(present) < 2:
         return []
@@ -106,7 +106,7 @@ def imbalance(counts: np.ndarray, labels: tuple[str, ...], several: bool) -> lis
     ratio = counts[most] / counts[least]
     if ratio < UNEVEN:
         return []
-    choice = "class_weights to true" if several else "data.balanced or class_weights to true"
+    choice = "class_weights to true" if multi_label else "data.balanced or class_weights to true"
     return [
         Finding(
             "warning" if ratio >= VERY_UNEVEN else "note",

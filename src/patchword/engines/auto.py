@@ -86,7 +86,7 @@ def agreeing(choice: Choice, checkpoint: Checkpoint) -> Parity:
     found = recall(place, lambda said: Parity(**said))  # type: ignore[arg-type]
     if found is None:
         wanted = answers(open_engine("torch", checkpoint), pictures)
-        found = measure_parity(wanted, answers(choice.engine, pictures), checkpoint.several)
+        found = measure_parity(wanted, answers(choice.engine, pictures), checkpoint.multi_label)
         keep(place, vars(found))
     return found
 

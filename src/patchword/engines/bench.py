@@ -95,5 +95,5 @@ def try_opening(
         return {"error": first_line(error)}, None
     grown, took = (resident_memory() - before) / 2**20, time.perf_counter() - start
     size = len(prepared.file) or sum(t.numel() * t.element_size() for t in checkpoint.tensors.values())
-    found = measure_parity(wanted, said, checkpoint.several)
+    found = measure_parity(wanted, said, checkpoint.multi_label)
     return {"parity": found, "mebibytes": grown, "size": size / 2**20, "seconds": took}, engine

@@ -26,7 +26,7 @@ CODE = ("core", "engines", "models", "config", "checkpoints/checkpoint.py", "dat
 
 def digest(purpose: str, checkpoint: Checkpoint, calibration: Tensor, merged: Sequence[int]) -> str:
     """Not of the labels: no engine knows them."""
-    model = (checkpoint.config.to_json(), checkpoint.preprocess, checkpoint.temperature, checkpoint.several)
+    model = (checkpoint.config.to_json(), checkpoint.preprocess, checkpoint.temperature, checkpoint.multi_label)
     tensors = (weights_digest(checkpoint.tensors), weights_digest({"calibration": calibration}))
     return digest_of(purpose, *model, list(merged), made_by(), *tensors)[:32]
 

@@ -132,7 +132,7 @@ def about(checkpoint: Checkpoint, wanted: ExportOptions) -> str:
     takes += ", of any size" if wanted.whole else f", resized and cropped to {size[0]} x {size[1]}"
     return json.dumps({
         "patchword": __version__, "input": takes, "output": "probabilities" if wanted.whole else "logits",
-        "labels": checkpoint.labels, "several": checkpoint.several, "temperature": checkpoint.temperature,
+        "labels": checkpoint.labels, "multi_label": checkpoint.multi_label, "temperature": checkpoint.temperature,
         "preprocess": checkpoint.preprocess.to_json(), "preprocess_in_graph": wanted.whole,
         "normalisation_in_graph": True, "temperature_in_graph": True, "int8": wanted.int8,
         "merged": list(wanted.merged), "model": checkpoint.config.to_json(),

@@ -29,7 +29,7 @@ class Packed(nn.Module):
         if checkpoint.preprocess is None:
             raise ConfigError(f"The model takes {checkpoint.config.in_channels} channels, which pictures do not have.")
         self.preprocess, self.temperature = checkpoint.preprocess, checkpoint.temperature
-        self.several, self.whole = checkpoint.several, whole
+        self.multi_label, self.whole = checkpoint.multi_label, whole
         self.model = reduce_tokens(optimize_for_cpu(checkpoint.model().requires_grad_(False)), merged)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.preprocess.mean, self.preprocess.std))
         self.register_buffer("mean", 255 * mean, persistent=False)
@@ -44,7 +44,7 @@ class Packed(nn.Module):
             logits = logits / self.temperature
         if not self.whole:
             return logits
-        return logits.sigmoid() if self.several else logits.softmax(dim=-1)
+        return logits.sigmoid() if self.multi_label else logits.softmax(dim=-1)
 
 
 def example_of(packed: Packed) -> tuple[Tensor, dict[int, Any]]:

@@ -34,21 +34,21 @@ class Parity:
         return self.relative <= CLOSE if exact else self.divergence <= FAITHFUL
 
 
-def measure_parity(reference: Tensor, answers: Tensor, several: bool = False) -> Parity:
+def measure_parity(reference: Tensor, answers: Tensor, multi_label: bool = False) -> Parity:
     """From logits (N, K) of both; with several labels each class is a decision of its own."""
     if reference.shape != answers.shape or not answers.isfinite().all():
         return Parity(len(reference), 0.0, float("inf"), float("inf"), float("inf"))
-    wanted, given = (log_probabilities(logits.double(), several) for logits in (reference, answers))
+    wanted, given = (log_probabilities(logits.double(), multi_label) for logits in (reference, answers))
     divergence = float((wanted.exp() * (wanted - given)).sum(dim=(1, 2)).mean())
     largest = float((reference - answers).abs().max())
-    decided = [(each > 0) if several else each.argmax(dim=1, keepdim=True) for each in (reference, answers)]
+    decided = [(each > 0) if multi_label else each.argmax(dim=1, keepdim=True) for each in (reference, answers)]
     same = float((decided[0] == decided[1]).all(dim=1).double().mean())
     return Parity(len(reference), same, divergence, largest, largest / max(1e-6, float(reference.abs().max())))
 
 
-def log_probabilities(logits: Tensor, several: bool) -> Tensor:
+def log_probabilities(logits: Tensor, multi_label: bool) -> Tensor:
     """(N, decisions, outcomes)."""
-    if several:
+    if multi_label:
         return torch.stack([nn.functional.logsigmoid(logits), nn.functional.logsigmoid(-logits)], dim=2)
     return logits.log_softmax(dim=1)[:, None]
 

@@ -57,7 +57,7 @@ class Evaluation:
         return said
 
 
-def labeled_images(data: str | Path, several: bool = False) -> list[LabeledImage]:
+def labeled_images(data: str | Path, multi_label: bool = False) -> list[LabeledImage]:
     """The pictures of a folder of class folders, or of any data set: its test part, or else validation, training.
 
     Args:
@@ -66,7 +66,7 @@ def labeled_images(data: str | Path, several: bool = False) -> list[LabeledImage
     folder = Path(data).expanduser()
     if folder.is_dir() and is_plain_folder(folder):
         return [LabeledImage(str(file), file, name) for file, name in class_folders(folder)]
-    parts = resolve_dataset(str(data), several).parts
+    parts = resolve_dataset(str(data), multi_label).parts
     name = next((name for name in PARTS if name in parts), None)
     if name is None or not len(parts[name]):
         raise DataError(f"{data} has no pictures.")
@@ -86,8 +86,8 @@ def evaluate(
     on_progress: Callable[[], object] = lambda: None,
 ) -> Evaluation:
     """Classes may be named by label, ImageNet WordNet id, or index. `against` is measured on the same pictures."""
-    pictures = labeled_images(data, classifier.checkpoint.several) if isinstance(data, str | Path) else data
-    if against is not None and (classifier.checkpoint.several or against.checkpoint.several):
+    pictures = labeled_images(data, classifier.checkpoint.multi_label) if isinstance(data, str | Path) else data
+    if against is not None and (classifier.checkpoint.multi_label or against.checkpoint.multi_label):
         raise DataError("Only models that give one class for each picture can be compared.")
     start = time.perf_counter()
     tally, read, skipped = graded(classifier, pictures, batch_size, on_progress)
@@ -111,10 +111,10 @@ def graded(
     names = sorted({label for each in pictures for label in each.labels})
     config = classifier.checkpoint.config
     indices = match_classes(names, classifier.checkpoint.labels, config.num_classes)
-    several = classifier.checkpoint.several
-    if not several and any(not isinstance(each.label, str) for each in pictures):
+    multi_label = classifier.checkpoint.multi_label
+    if not multi_label and any(not isinstance(each.label, str) for each in pictures):
         raise DataError("These pictures may have several labels, but the model was trained to give one class to each.")
-    tally: ClassificationMetrics | MultiLabelMetrics = MultiLabelMetrics() if several else ClassificationMetrics()
+    tally: ClassificationMetrics | MultiLabelMetrics = MultiLabelMetrics() if multi_label else ClassificationMetrics()
     read: list[str] = []
     skipped: list[tuple[str, str]] = []
     results = classifier.stream((each.picture for each in pictures), batch_size)

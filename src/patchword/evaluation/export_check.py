@@ -83,10 +83,10 @@ def compared(
     if not both:
         raise ExportError("None of the pictures to compare with could be read: nothing was written.")
     first, second = (torch.stack(column) for column in zip(*both, strict=True))
-    several = classifier.checkpoint.several
-    if file.whole and not several:  # probabilities came back, so logits are known up to a constant only
+    multi_label = classifier.checkpoint.multi_label
+    if file.whole and not multi_label:  # probabilities came back, so logits are known up to a constant only
         first = first.log_softmax(dim=1)
-    found = measure_parity(first, second, several)
+    found = measure_parity(first, second, multi_label)
     if wanted.exact:
         good = found.faithful(exact=True)
     else:  # int8 and merging are judged by accuracy
@@ -110,7 +110,7 @@ def accuracies(
     classifier: Classifier, file: "Exported", pictures: Sequence[LabeledImage], on_progress: Callable[[], object]
 ) -> dict[str, Any]:
     """Before and after; with several labels it is the mean average precision."""
-    if classifier.checkpoint.several:
+    if classifier.checkpoint.multi_label:
         found = [evaluate(each, pictures, on_progress=on_progress).figures for each in (classifier, file)]
         return {"before": found[0]["map"], "after": found[1]["map"], "n": found[1]["n"]}
     measured = evaluate(file, pictures, against=classifier, on_progress=on_progress)
@@ -148,4 +148,4 @@ class Exported(Classifier):
             return error
         pixels = torch.from_numpy(np.array(picture).reshape(1, picture.height, picture.width, -1))
         said = self.engine(pixels)[0]
-        return said.double().logit(eps=1e-7).float() if self.checkpoint.several else said.clamp(min=1e-12).log()
+        return said.double().logit(eps=1e-7).float() if self.checkpoint.multi_label else said.clamp(min=1e-12).log()

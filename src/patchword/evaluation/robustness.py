@@ -46,7 +46,7 @@ def robustness(
 ) -> Robustness:
     """Every picture is decoded once, and made worse where the model sees it: behind resizing and cropping."""
     names = sorted({label for each in pictures for label in each.labels})
-    if classifier.checkpoint.several:
+    if classifier.checkpoint.multi_label:
         raise DataError("Corruptions are measured for models that give one class for each picture.")
     indices = match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
     kinds = [name for name in CORRUPTIONS if classifier.preprocess.channels > 1 or name != "saturation"]

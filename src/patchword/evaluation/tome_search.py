@@ -26,7 +26,7 @@ def choose_tome_ratio(
     The more are merged, the worse it gets, so halving the range finds the part in a few measurements.
     """
     config = classifier.checkpoint.config
-    if not isinstance(config, ViTConfig) or classifier.checkpoint.several:
+    if not isinstance(config, ViTConfig) or classifier.checkpoint.multi_label:
         raise ConfigError("How many patches to merge is chosen for ViTs that give one class for each picture.")
     # A model whose tokens cannot be merged is refused before anything is measured.
     TokenMergingViT(classifier.model, merge_schedule(config, MOST / 100))

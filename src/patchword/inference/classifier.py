@@ -161,7 +161,7 @@ class Classifier(Encoder):
     def prediction(self, logits: Tensor, top: int = 5) -> Prediction:
         if top < 1:
             raise ConfigError(f"top must be at least 1, not {top}.")
-        probabilities = logits.sigmoid() if self.checkpoint.several else logits.softmax(dim=-1)
+        probabilities = logits.sigmoid() if self.checkpoint.multi_label else logits.softmax(dim=-1)
         values, indices = probabilities.topk(min(top, len(self.labels)))
         pairs = zip(indices.tolist(), values.tolist(), strict=True)
         return Prediction(tuple(Score(self.labels[i], i, p) for i, p in pairs))
@@ -181,8 +181,8 @@ def find_class(labels: Sequence[str], said: str, *, hint: bool = True) -> int:
     if len(found) == 1:
         return found[0]
     if found:
-        several = " and ".join(f"{index} ({labels[index]})" for index in found)
-        raise ConfigError(f"{said!r} may be class {several}. Give its index.", code="ambiguous_class")
+        candidates = " and ".join(f"{index} ({labels[index]})" for index in found)
+        raise ConfigError(f"{said!r} may be class {candidates}. Give its index.", code="ambiguous_class")
     if said.isdecimal() and int(said) < len(names):
         return int(said)
     parts_of_all = {part.strip() for name in names for part in name.split(",")}

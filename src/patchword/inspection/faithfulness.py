@@ -45,7 +45,7 @@ def area(curves: np.ndarray) -> np.ndarray:
 
 
 def deletion_insertion(
-    model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor, maps: np.ndarray, *, several: bool = False
+    model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor, maps: np.ndarray, *, multi_label: bool = False
 ) -> FaithfulnessCurves:
     """Both curves, for maps (B, h, w) of any grid: a cell is blanked, or shown, as one. `model` gives logits."""
 
@@ -54,7 +54,7 @@ def deletion_insertion(
         height, width = image.shape[-2:]
         hidden = hiding(heat, (height, width)).to(image.device)
         states = [torch.where(hidden, 0.0, image), torch.where(hidden[1:-1], image, 0.0)]
-        found = probabilities(model, torch.cat(states), label, several)
+        found = probabilities(model, torch.cat(states), label, multi_label)
         deleted, within = found[: len(hidden)], found[len(hidden) :]
         return deleted, np.concatenate([deleted[-1:], within, deleted[:1]])  # the ends are the same two pictures
 
@@ -77,9 +77,9 @@ def hiding(heat: np.ndarray, size: tuple[int, int]) -> Tensor:
 
 
 @torch.inference_mode()
-def probabilities(model: Callable[[Tensor], Tensor], images: Tensor, label: int, several: bool) -> np.ndarray:
+def probabilities(model: Callable[[Tensor], Tensor], images: Tensor, label: int, multi_label: bool) -> np.ndarray:
     logits = model(images)
-    shares = logits.sigmoid() if several else logits.softmax(dim=-1)
+    shares = logits.sigmoid() if multi_label else logits.softmax(dim=-1)
     return shares[:, label].cpu().numpy()
 
 

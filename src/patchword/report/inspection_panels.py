@@ -273,8 +273,8 @@ def trust_exhibit(subject: Subject) -> Panel:
     model, images, classes = subject.model, subject.images[:JUDGED], subject.classes[:JUDGED]
     found: dict[str, np.ndarray] = {method: explain(model, images, classes, method) for method in methods}
     found[RANDOM] = random_maps(found[methods[0]].shape)
-    several = subject.classifier.checkpoint.several
-    curves = {n: deletion_insertion(subject.calibrated, images, classes, m, several=several) for n, m in found.items()}
+    multi_label = subject.classifier.checkpoint.multi_label
+    curves = {n: deletion_insertion(subject.calibrated, images, classes, m, multi_label=multi_label) for n, m in found.items()}
     kept = parameter_randomization(model, images[:RUINED], classes[:RUINED], methods)
     ranked = sorted(methods, key=lambda m: -gap(curves[m]))
     seen = verdict(curves, ranked, len(images), min(RUINED, len(images)))

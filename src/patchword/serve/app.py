@@ -320,7 +320,7 @@ def described(service: Service) -> dict[str, Any]:
         "labels": list(service.labels),
         "preprocess": service.preprocess.to_json(),
         "temperature": checkpoint.temperature,
-        "several": checkpoint.several,
+        "multi_label": checkpoint.multi_label,
         "family": checkpoint.family,
         "engine": service.engine,
         "provenance": without_paths(checkpoint.provenance),

@@ -145,7 +145,7 @@ def deaf() -> Iterator[None]:
 def packed(checkpoint: Checkpoint) -> bytes:
     """As bytes, tensors as arrays: torch's own way to send tensors shares memory with a process that may be killed."""
     tensors = {n: t.detach().float() if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
-    fields = {n: getattr(checkpoint, n) for n in ("config", "preprocess", "labels", "temperature", "several")}
+    fields = {n: getattr(checkpoint, n) for n in ("config", "preprocess", "labels", "temperature", "multi_label")}
     file = io.BytesIO()
     pickle.dump((fields, {name: tensor.numpy() for name, tensor in tensors.items()}), file)
     return file.getvalue()
@@ -178,7 +178,7 @@ def predict(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
     """Probabilities (B, K)."""
     with torch.inference_mode():
         logits = classifier.logits(pixels)
-        return (logits.sigmoid() if classifier.checkpoint.several else logits.softmax(dim=-1)).numpy()
+        return (logits.sigmoid() if classifier.checkpoint.multi_label else logits.softmax(dim=-1)).numpy()
 
 
 def embed(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:

@@ -19,9 +19,9 @@ class Objective:
     """The loss of a model on a batch: held against the labels and, if there is a teacher, against what it thinks."""
 
     def __init__(
-        self, *, several: bool, smoothing: float, two_heads: bool, weights: Tensor | None, distill: DistillConfig
+        self, *, multi_label: bool, smoothing: float, two_heads: bool, weights: Tensor | None, distill: DistillConfig
     ) -> None:
-        self.several, self.smoothing, self.two_heads = several, smoothing, two_heads
+        self.multi_label, self.smoothing, self.two_heads = multi_label, smoothing, two_heads
         self.weights, self.distill = weights, distill
 
     def __call__(
@@ -40,7 +40,7 @@ class Objective:
         return loss, logits
 
     def labelled(self, logits: Tensor, targets: Tensor) -> Tensor:
-        if self.several:
+        if self.multi_label:
             smooth = targets * (1 - self.smoothing) + self.smoothing / 2
             return F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=self.weights)
         # The weights have mean one over the data. Dividing by those of a batch would make its parts count differently.
@@ -61,7 +61,7 @@ class Objective:
 
     def to_json(self) -> dict[str, Any]:
         """All but the weights of the classes, which are a tensor."""
-        plain = {"several": self.several, "smoothing": self.smoothing, "two_heads": self.two_heads}
+        plain = {"multi_label": self.multi_label, "smoothing": self.smoothing, "two_heads": self.two_heads}
         return {**plain, "distill": self.distill.to_json()}
 
     @classmethod
@@ -73,7 +73,7 @@ def make_objective(config: Config, targets: np.ndarray, num_classes: int) -> Obj
     if config.distill.teacher and targets.ndim == 2:
         raise ConfigError("Distillation is for one label a picture; leave distill.teacher out.")
     return Objective(
-        several=targets.ndim == 2,
+        multi_label=targets.ndim == 2,
         smoothing=config.label_smoothing,
         two_heads=isinstance(config.model, ViTConfig) and config.model.distillation,
         weights=class_weights(targets, num_classes) if config.class_weights else None,

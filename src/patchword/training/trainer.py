@@ -42,7 +42,7 @@ class Trainer:
     def __init__(self, config: Config, parts: DatasetSplits, world: ProcessGroup, *, fresh: bool) -> None:
         start = make_start(config, parts)
         self.config, self.preprocess, self.history, self.world = start.config, start.preprocess, start.history, world
-        self.labels, self.several = parts.train.labels, parts.train.multi_label
+        self.labels, self.multi_label = parts.train.labels, parts.train.multi_label
         check_batch(self.config, world)
         data = config.data
         plain: dict[str, Any] = {"workers": data.workers, "memory": data.memory / 4}
@@ -209,7 +209,7 @@ class Trainer:
         """The evaluated model (`raw`: the one that is trained) with all that travels with it."""
         tensors = {n: t.cpu() for n, t in merged_state(self.model if raw else self.evaluated).items()}
         return Checkpoint(
-            self.config.model, tensors, self.preprocess, self.labels, provenance=provenance or {}, several=self.several
+            self.config.model, tensors, self.preprocess, self.labels, provenance=provenance or {}, multi_label=self.multi_label
         )
 
     def state(self) -> dict[str, Tensor]:

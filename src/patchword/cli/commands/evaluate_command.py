@@ -56,9 +56,9 @@ def evaluate(
     if out:
         require_room(out, overwrite)
     checkpoint = reading.read(model)
-    if corruptions and checkpoint.several:
+    if corruptions and checkpoint.multi_label:
         raise ConfigError("--corruptions goes with models that give one class for each picture.")
-    pictures = labeled_images(data, checkpoint.several)
+    pictures = labeled_images(data, checkpoint.multi_label)
     classifier, other = Classifier(checkpoint, engine), Classifier.load(against) if against else None
     if engine == "auto":
         say(f"engine: {classifier.chosen}")

@@ -75,7 +75,7 @@ def export(
     check_room([out, weights] if out.suffix == ".xml" else [out], overwrite)
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
-    pictures = labeled_images(verify, checkpoint.several) if verify else []
+    pictures = labeled_images(verify, checkpoint.multi_label) if verify else []
     check_labels(classifier, model, pictures)
     if verify and len(pictures) < FEW:
         say(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
@@ -226,7 +226,7 @@ def bench(
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
     assert checkpoint.preprocess is not None
-    pictures = labeled_images(verify, checkpoint.several) if verify else []
+    pictures = labeled_images(verify, checkpoint.multi_label) if verify else []
     check_labels(classifier, model, pictures)
     asked = engines or tuple(ENGINES)
     with progress("trying", len(asked)) as step:
@@ -256,7 +256,7 @@ def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[Label
     for name in names:
         with progress(name, len(pictures)) as step:
             result = evaluate(Classifier(checkpoint, name), pictures, on_progress=step)
-        found[name] = float(result.figures["map" if checkpoint.several else "top1"])
+        found[name] = float(result.figures["map" if checkpoint.multi_label else "top1"])
     return found
 
 

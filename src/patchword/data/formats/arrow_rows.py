@@ -121,7 +121,7 @@ def _chosen(kind: str, preferred: Sequence[str], candidates: list[str], schema: 
 
 
 def row_labels(
-    values: Sequence[Any], names: tuple[str, ...] | None, several: bool, title: str
+    values: Sequence[Any], names: tuple[str, ...] | None, multi_label: bool, title: str
 ) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Labels and targets of a column; None if no row has a label, as in the test parts of competitions."""
     words = [label_words(value) for value in values]
@@ -129,7 +129,7 @@ def row_labels(
         words = [_named(each, names, f"{title} row {row}") for row, each in enumerate(words)]
     if not any(words):
         return None
-    return labelled(words, several, lambda row: f"{title} row {row}", names)
+    return labelled(words, multi_label, lambda row: f"{title} row {row}", names)
 
 
 def _named(words: tuple[str, ...], names: tuple[str, ...], where: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class _Table:
         return next((lower.index(name) for name in names if name in lower), None)
 
 
-def open_table(path: str | Path, several: bool) -> Found:
+def open_table(path: str | Path, multi_label: bool) -> Found:
     """The pictures of a CSV (or, ending in .tsv, tab-separated) file, by parts if it has a column "split".
 
     Columns: path, relative to the file's folder; label, or with `several`: labels separated by ; or |, or instead of
@@ -56,14 +56,14 @@ def open_table(path: str | Path, several: bool) -> Found:
     paths = [row[path_column].strip() for row in table.rows]
     if "" in paths:
         raise DataError(f"{table.where(paths.index(''))}: the column {table.columns[path_column]!r} is empty.")
-    words, labels = _words(table, {path_column, split_column}, several)
+    words, labels = _words(table, {path_column, split_column}, multi_label)
     split = _split(table, split_column)
-    keep, words, notes = _merged(table, paths, words, split, several)
+    keep, words, notes = _merged(table, paths, words, split, multi_label)
     _require_a_file(table, paths)
     parts = {}
     for name in dict.fromkeys(split):
         rows = [row for row in keep if split[row] == name]
-        names, targets = labelled([words[row] for row in rows], several, _namer(table, rows), labels)
+        names, targets = labelled([words[row] for row in rows], multi_label, _namer(table, rows), labels)
         parts[name] = FileSource([paths[row] for row in rows], names, targets, table.path.parent)
     return Found(parts, tuple(notes))
 
@@ -108,18 +108,18 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}, line {line} is not UTF-8. Save the file as 'CSV UTF-8'.") from error
 
 
-def _words(table: _Table, taken: set[int | None], several: bool) -> tuple[list[tuple[str, ...]], list[str] | None]:
+def _words(table: _Table, taken: set[int | None], multi_label: bool) -> tuple[list[tuple[str, ...]], list[str] | None]:
     """The labels of each row, and all labels there are where the columns say so."""
     column = table.column(LABEL_COLUMNS)
     if column is None:
-        if not several:
+        if not multi_label:
             raise DataError(
                 f"{table.path} has no column 'label'; it has {_shown(table)}. "
                 f"If its columns are classes with zeros and ones, set data.multi_label to true."
             )
         return _bit_words(table, [i for i in range(len(table.columns)) if i not in taken])
     cells = [row[column].strip() for row in table.rows]
-    if several or table.columns[column].lower() == "labels":
+    if multi_label or table.columns[column].lower() == "labels":
         return [tuple(w for part in _SEPARATORS.split(cell) if (w := part.strip())) for cell in cells], None
     return [(cell,) if cell else () for cell in cells], None
 
@@ -153,7 +153,7 @@ def _split(table: _Table, column: int | None) -> list[str]:
 
 
 def _merged(
-    table: _Table, paths: list[str], words: list[tuple[str, ...]], split: list[str], several: bool
+    table: _Table, paths: list[str], words: list[tuple[str, ...]], split: list[str], multi_label: bool
 ) -> tuple[list[int], list[tuple[str, ...]], list[Note]]:
     """The rows that stay, one for each picture, the labels of all rows, and what to tell.
 
@@ -171,7 +171,7 @@ def _merged(
                 f"{table.where(row)}: {path} is in the part {split[row]!r}, but in line {table.lines[earlier]} in "
                 f"{split[earlier]!r}. A picture that is learnt from cannot be used to measure: take one line out."
             )
-        if several:
+        if multi_label:
             words[earlier] = tuple(dict.fromkeys(words[earlier] + words[row]))
         elif words[earlier] != words[row]:
             raise DataError(
@@ -181,7 +181,7 @@ def _merged(
     repeated = len(paths) - len(first)
     text = f"{table.path} repeats itself in {repeated} lines, which were left out."
     notes = [Note(text, "duplicate_rows_left_out")] if repeated else []
-    return list(first.values()), words, [] if several else notes
+    return list(first.values()), words, [] if multi_label else notes
 
 
 def _require_a_file(table: _Table, paths: list[str]) -> None:

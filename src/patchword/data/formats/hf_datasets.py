@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 PREFIX = "hf-datasets:"
 
 
-def open_hub_dataset(name: str, several: bool) -> Found:
+def open_hub_dataset(name: str, multi_label: bool) -> Found:
     """A data set of the hub, "owner/name", downloaded if need be."""
     library = _library(f"{PREFIX}{name}")
     try:
         loaded = library.load_dataset(name)
     except Exception as error:  # what goes wrong on the way here comes from half a dozen libraries
         raise HubError(f"Cannot load the data set {name!r} from the Hugging Face hub: {error}") from error
-    return _found(loaded, name, several)
+    return _found(loaded, name, multi_label)
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -29,14 +29,14 @@ def is_saved_dataset(folder: Path) -> bool:
     )
 
 
-def open_saved_dataset(folder: Path, several: bool) -> Found:
+def open_saved_dataset(folder: Path, multi_label: bool) -> Found:
     """A folder written by `save_to_disk`."""
     library = _library(str(folder))
     try:
         loaded = library.load_from_disk(str(folder))
     except Exception as error:
         raise DataError(f"Cannot read the data set saved in {folder}: {error}") from error
-    return _found(loaded, str(folder), several)
+    return _found(loaded, str(folder), multi_label)
 
 
 def _library(reference: str) -> Any:
@@ -47,12 +47,12 @@ def _library(reference: str) -> Any:
     return datasets
 
 
-def _found(loaded: Any, what: str, several: bool) -> Found:
+def _found(loaded: Any, what: str, multi_label: bool) -> Found:
     tables = loaded if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
     parts, notes = {}, []
     for split, table in tables.items():
         part = PART_NAMES.get(split.lower())
-        source = _source(table, split, what, several) if part else None
+        source = _source(table, split, what, multi_label) if part else None
         if part is None or source is None:
             reason = "its rows have no labels" if part else f"it is none of {', '.join(PART_NAMES)}"
             notes.append(Note(f"The split {split!r} of {what} was left out: {reason}.", "split_left_out"))
@@ -63,12 +63,12 @@ def _found(loaded: Any, what: str, several: bool) -> Found:
     return Found(parts, tuple(notes))
 
 
-def _source(table: "datasets.Dataset", split: str, what: str, several: bool) -> RowSource | None:
+def _source(table: "datasets.Dataset", split: str, what: str, multi_label: bool) -> RowSource | None:
     import datasets
 
     image, label, names = find_columns(table.features.arrow_schema, what)
     values = table.select_columns([label]).with_format("arrow")[:][label].to_pylist()
-    found = row_labels(values, names, several, f"{what} {split}")
+    found = row_labels(values, names, multi_label, f"{what} {split}")
     if found is None:
         return None
     undecoded = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))

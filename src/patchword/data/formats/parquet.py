@@ -65,11 +65,11 @@ def opened(path: Path) -> "pq.ParquetFile":
         raise DataError(f"Cannot read {path}: it is no parquet file, or damaged ({error}).") from error
 
 
-def open_parquet(parts: dict[str, list[Path]], several: bool) -> Found:
+def open_parquet(parts: dict[str, list[Path]], multi_label: bool) -> Found:
     """The rows of parquet files, which are already sorted into parts."""
     found, notes = {}, []
     for name, files in parts.items():
-        source = _part(name, files, several)
+        source = _part(name, files, multi_label)
         if source is None:
             text = f"The split {name!r} was left out: no row of {files[0]} has a label."
             notes.append(Note(text, "split_left_out"))
@@ -78,7 +78,7 @@ def open_parquet(parts: dict[str, list[Path]], several: bool) -> Found:
     return Found(found, tuple(notes))
 
 
-def _part(name: str, files: list[Path], several: bool) -> RowSource | None:
+def _part(name: str, files: list[Path], multi_label: bool) -> RowSource | None:
     image, label, names = find_columns(opened(files[0]).schema_arrow, str(files[0]))
     values: list[Any] = []
     for path in files:
@@ -92,7 +92,7 @@ def _part(name: str, files: list[Path], several: bool) -> RowSource | None:
     if not values:
         raise DataError(f"There are no rows in {files[0]}.")
     title = files[0].name if len(files) == 1 else name
-    found = row_labels(values, names, several, title)
+    found = row_labels(values, names, multi_label, title)
     if found is None:
         return None
     return RowSource(RowGroups(files, image), *found, title, str(files[0].parent))

@@ -68,16 +68,16 @@ class ShardSource(Source):
         return decode(data, self.name(index), mode, at_least)
 
 
-def open_shards(parts: dict[str, list[Path]], several: bool) -> Found:
+def open_shards(parts: dict[str, list[Path]], multi_label: bool) -> Found:
     """The samples of tar files, which are already sorted into parts."""
     every = [file.absolute() for files in parts.values() for file in files]
     root = Path(os.path.commonpath([file.parent for file in every]))
     notes: list[Note] = []
-    found = {name: _part(root, [f.absolute() for f in files], several, notes) for name, files in parts.items()}
+    found = {name: _part(root, [f.absolute() for f in files], multi_label, notes) for name, files in parts.items()}
     return Found(found, tuple(notes))
 
 
-def _part(root: Path, files: list[Path], several: bool, notes: list[Note]) -> ShardSource:
+def _part(root: Path, files: list[Path], multi_label: bool, notes: list[Note]) -> ShardSource:
     samples: list[tuple[int, _Sample]] = []
     for shard, file in enumerate(files):
         index, problem = _index(file)
@@ -94,7 +94,7 @@ def _part(root: Path, files: list[Path], several: bool, notes: list[Note]) -> Sh
         raise DataError(f"No pictures with labels are in {listed(map(str, files))}: KEY.jpg and KEY.cls each.{said}")
     names = [file.relative_to(root).as_posix() for file in files]
     words = [sample.words or () for _, sample in samples]
-    labels, targets = labelled(words, several, lambda i: f"{files[samples[i][0]]}:{samples[i][1].file}")
+    labels, targets = labelled(words, multi_label, lambda i: f"{files[samples[i][0]]}:{samples[i][1].file}")
     return ShardSource(root, names, samples, labels, targets)
 
 
