@@ -17,7 +17,7 @@ from harness import COMMIT, RESULTS, write_result
 
 ARMS = {
     "cifar10_scratch": [],
-    "blind": ["--model.attention", "local", "--model.window", "1"],
+    "blind": ["--model.attention-pattern", "local", "--model.window-size", "1"],
     "no blocks": ["--model.depth", "0"],
 }
 
@@ -38,7 +38,7 @@ def main() -> None:
         write_result("attention", {"val_pictures": 5000, "arms": rows})
 
     have = {(row["name"], row["minutes"], row["seed"]) for row in rows}
-    recipe = ["cifar10_scratch", "--data.val_fraction", "0.1"]
+    recipe = ["cifar10_scratch", "--data.val-fraction", "0.1"]
     jobs = {(name, args.minutes, args.seed): [*recipe, *more] for name, more in ARMS.items()}
     side_by_side({key: arguments for key, arguments in jobs.items() if key not in have}, done)
 

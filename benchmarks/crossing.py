@@ -33,11 +33,18 @@ HERE = Path(__file__).parent
 RESNET = str(HERE / "recipes/resnet.py")
 RESNETS = {
     "6, 6, 6 units, 16 channels": ["--model.layers", "6", "6", "6"],
-    "2, 2, 2 units, 32 channels": ["--model.layers", "2", "2", "2", "--model.width_factor", "2"],
-    "1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "--model.width_factor", "3"],
-    "1, 1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "1", "--model.width_factor", "3"],
+    "2, 2, 2 units, 32 channels": ["--model.layers", "2", "2", "2", "--model.width-factor", "2"],
+    "1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "--model.width-factor", "3"],
+    "1, 1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "1", "--model.width-factor", "3"],
 }
-AT_FIRST = ["--early-scale", "1", "--augment.cutout", "0.25", "--evaluate-every", "1"]  # as six_convolutions.py has it
+AT_FIRST = [
+    "--progressive-resize.scale",
+    "1",
+    "--augment.cutout",
+    "0.25",
+    "--eval-every",
+    "1",
+]  # as six_convolutions.py has it
 SERIES = {
     "our ViT": ["cifar10_scratch"],
     "six convolutions first": [str(HERE / "recipes/six_convolutions.py")],
@@ -64,7 +71,7 @@ def measure(arguments: list[str], minutes: int, seed: int) -> dict[str, Any]:
     """Validation and test accuracy of a run; the test part is measured once, at its end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchword", "train", *arguments, "--budget", f"{minutes}m"]
-        command += ["--seed", str(seed), "--threads", "1", "--out", f"{folder}/run", "--json"]
+        command += ["--seed", str(seed), "--num-threads", "1", "--out", f"{folder}/run", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             RUNNING.append(process)
             output, log = process.communicate()

@@ -28,7 +28,7 @@ OPTIMISERS, WORKERS = ("adamw", "muon"), (0, 2)
 
 def configured(optimiser: str, workers: int) -> Config:
     optim = OptimConfig(name=optimiser, lr=3e-3)  # type: ignore[arg-type]
-    return tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", workers=workers))
+    return tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", num_workers=workers))
 
 
 def undisturbed(nursery: Nursery, folder: Path, optimiser: str) -> dict[str, Any]:

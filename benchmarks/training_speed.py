@@ -22,14 +22,16 @@ from inference_fp32 import vit_pytorch_class
 from torch.nn import functional as F
 
 import patchword as pw
-from patchword.config import Config, ViTConfig
+from patchword.config import Config, ProgressiveResizeConfig, ViTConfig
 from patchword.recipes import load_recipe
 from patchword.training.precision import resolve_precision
 
 STEPS = 3  # of each library in a turn; the first is not counted
 SMALL = pw.preset("Ti/4", image_size=32, embed_dim=128, depth=6, num_heads=4, mlp_dim=512, num_classes=10)
 RECIPE = load_recipe("cifar10_scratch")
-RECIPE = RECIPE.replace(model=RECIPE.model.replace(num_classes=10), early_scale=1.0)  # steps of one size
+RECIPE = RECIPE.replace(
+    model=RECIPE.model.replace(num_classes=10), progressive_resize=ProgressiveResizeConfig()
+)  # steps of one size
 SHAPES = {
     "S/16 at 224, batch 16": Config(model=pw.preset("S/16", num_classes=10), batch_size=16),
     "6x128/4 at 32, batch 256": Config(model=SMALL, batch_size=256),

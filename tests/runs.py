@@ -35,18 +35,18 @@ def tiny(**changes: Any) -> Config:
     """A ViT of 18,000 weights on 8x8 digits, with everything switched on that must survive a kill."""
     config = Config(
         name="tiny",
-        data=DataConfig(source="digits", workers=0),
+        data=DataConfig(source="digits", num_workers=0),
         model=ViTConfig(
             image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=32, depth=2, num_heads=2, mlp_dim=64,
             class_token=False, pooling="average", dropout=0.1, drop_path=0.1,
         ),
-        augment=AugmentConfig(crop="shift", colour=0.2, mixup=0.2),
+        augment=AugmentConfig(crop="shift", color_jitter=0.2, mixup=0.2),
         optim=OptimConfig(lr=3e-3),
         batch_size=32,
-        accumulate=2,
+        grad_accum_steps=2,
         steps=140,
         ema=0.98,
-        evaluate_every=0.5,
+        eval_every=0.5,
         save_every=0.1,
         precision="fp32",
     )  # fmt: skip

@@ -159,7 +159,14 @@ def test_directions_are_fair() -> None:
 
 
 EVERYTHING = AugmentConfig(
-    crop="shift", shift=0.2, flip=0.5, operations=3, magnitude=9, colour=0.5, erase=0.5, cutout=0.3
+    crop="shift",
+    shift_limit=0.2,
+    flip=0.5,
+    randaug_ops=3,
+    randaug_magnitude=9,
+    color_jitter=0.5,
+    random_erasing=0.5,
+    cutout=0.3,
 )
 
 
@@ -224,13 +231,13 @@ def test_colour_changes_like_pillow() -> None:
         image = ImageEnhance.Brightness(Image.fromarray(picture)).enhance(bright)
         image = ImageEnhance.Contrast(image).enhance(contrast)
         theirs.append(np.array(ImageEnhance.Color(image).enhance(colour)))
-    ours = augment(torch.from_numpy(pictures), AugmentConfig(colour=0.4), names)
+    ours = augment(torch.from_numpy(pictures), AugmentConfig(color_jitter=0.4), names)
     np.testing.assert_array_equal(ours.numpy(), np.stack(theirs))
 
 
 def test_colour_is_uniform() -> None:
     grey = torch.full((5000, 1, 1, 3), 150, dtype=torch.uint8)  # contrast and saturation leave it as it is
-    result = augment(grey, AugmentConfig(colour=0.5), keys(0, 0, np.arange(5000))).numpy()[:, 0, 0, 0]
+    result = augment(grey, AugmentConfig(color_jitter=0.5), keys(0, 0, np.arange(5000))).numpy()[:, 0, 0, 0]
     assert result.min() >= 75 and result.max() <= 225
     spread = result + np.random.default_rng(0).random(5000)  # undoes the truncation
     assert stats.kstest(spread, stats.uniform(75, 150).cdf).pvalue > LEAST_P
@@ -250,7 +257,7 @@ def test_cutout_blanks_a_square() -> None:
 
 def test_erase_fills_a_rectangle_with_noise() -> None:
     images = torch.full((4000, 32, 32, 3), 200, dtype=torch.uint8)
-    result = augment(images, AugmentConfig(erase=0.25), keys(0, 0, np.arange(4000))).numpy()
+    result = augment(images, AugmentConfig(random_erasing=0.25), keys(0, 0, np.arange(4000))).numpy()
     changed = (result != 200).any(axis=3)
     erased = np.flatnonzero(changed.any(axis=(1, 2)))
     assert len(erased) == pytest.approx(1000, abs=110)
@@ -436,8 +443,8 @@ AUGREG = {"none": (0, None, 0.0), "light": (2, 10, 0.2), "medium": (2, 15, 0.5),
 def test_augmentation_presets(name: str) -> None:
     config = augmentation(name)
     operations, magnitude, mixup = AUGREG[name]
-    assert (config.operations, config.mixup) == (operations, mixup)
-    assert magnitude is None or config.magnitude == magnitude
+    assert (config.randaug_ops, config.mixup) == (operations, mixup)
+    assert magnitude is None or config.randaug_magnitude == magnitude
     assert (config.crop, config.scale, config.flip, config.cutmix) == ("resized", (0.05, 1.0), 0.5, 0.0)
     assert augmentation(name, mixup=0.1, crop="shift") == config.replace(mixup=0.1, crop="shift")
 

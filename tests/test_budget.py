@@ -30,9 +30,9 @@ def learner(budget: float, **changes: Any) -> Config:
         model=tiny().model.replace(dropout=0.0, drop_path=0.0),
         augment=AugmentConfig(),
         optim=OptimConfig(name="muon", lr=1e-2, muon_lr=0.05, momentum=0.95),
-        accumulate=1,
+        grad_accum_steps=1,
         ema=0.9,
-        evaluate_every=2.0,
+        eval_every=2.0,
         save_every=2.0,
     )
     return plain.replace(budget=budget, steps=None, **changes)
@@ -125,15 +125,15 @@ def test_it_ends_on_time_on_a_machine_that_is_slow_for_a_while(machine: Machine,
     assert BUDGET - 4 < machine.elapsed <= BUDGET
 
 
-@pytest.mark.parametrize("evaluate_every", [0.25, 1e6], ids=["known", "unknown"])
-def test_it_ends_on_time_where_evaluation_is_slow(machine: Machine, tmp_path: Path, evaluate_every: float) -> None:
+@pytest.mark.parametrize("eval_every", [0.25, 1e6], ids=["known", "unknown"])
+def test_it_ends_on_time_where_evaluation_is_slow(machine: Machine, tmp_path: Path, eval_every: float) -> None:
     """The last evaluation of both splits takes three seconds; where none is made before, steps tell how long it is."""
     machine.image, machine.step = 0.006, lambda elapsed: 0.5
-    train(learner(BUDGET, evaluate_every=evaluate_every), tmp_path / "run", now=machine)
+    train(learner(BUDGET, eval_every=eval_every), tmp_path / "run", now=machine)
     rows = check_end(tmp_path / "run", least=0.2)
     assert BUDGET - 4 < machine.elapsed <= BUDGET
     before = [row for row in rows[:-2] if row["kind"] == "val"]
-    assert bool(before) == (evaluate_every == 0.25)
+    assert bool(before) == (eval_every == 0.25)
     assert len(before) * 0.006 * 144 <= loop.EVALUATION_SHARE * BUDGET, "evaluations take a tenth of the time at most"
 
 
@@ -152,7 +152,7 @@ def test_time_before_a_kill_counts(machine: Machine, tmp_path: Path, lost: bool,
     """Even that of steps which the kill has undone."""
     if lost:
         monkeypatch.setattr(loop.Run, "save_due", lambda self: False)
-    config, seconds = learner(BUDGET, evaluate_every=1e6), 18.0
+    config, seconds = learner(BUDGET, eval_every=1e6), 18.0
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", now=machine, watchers=(Dies(machine, seconds),))
     assert (tmp_path / "run/checkpoints").exists() != lost
@@ -165,7 +165,7 @@ def test_time_before_a_kill_counts(machine: Machine, tmp_path: Path, lost: bool,
 def test_a_budget_that_is_spent_is_an_end(machine: Machine, tmp_path: Path) -> None:
     """Killed before anything was evaluated, and resumed when no time is left: not a single step more is made."""
     with pytest.raises(KeyboardInterrupt):
-        config = learner(BUDGET, evaluate_every=1e6)
+        config = learner(BUDGET, eval_every=1e6)
         train(config, tmp_path / "run", now=machine, watchers=(Dies(machine, 10.0),))
     (last,) = sorted((tmp_path / "run/checkpoints").glob("step-*"))[-1:]
     outcome = resume(tmp_path / "run", now=machine, started=machine() - 100)
@@ -226,7 +226,7 @@ def test_the_clock_counts_what_was_spent_before() -> None:
 
 @pytest.mark.parametrize("stall", [0.0, 20.0])
 def test_the_rate_comes_down_however_uneven_the_steps_are(stall: float) -> None:
-    now, schedule = Time(), ScheduleConfig(shape="cosine", warmup=0.1)
+    now, schedule = Time(), ScheduleConfig(shape="cosine", warmup_fraction=0.1)
     clock = BudgetClock(60.0, spent=0.0, started=1000.0, now=now)
     clock.reserve = 5.0
     step, rates = 0, []

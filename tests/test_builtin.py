@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 import patchword as pw
 from patchword.checkpoints import SHIPPED, read_checkpoint, write_checkpoint
-from patchword.config import AugmentConfig, DataConfig
+from patchword.config import AugmentConfig, DataConfig, ProgressiveResizeConfig
 from patchword.errors import CheckpointError, ConfigError, PatchwordError
 from patchword.recipes import load_recipe
 from test_checkpoints import checkpoint
@@ -58,10 +58,13 @@ def few_digits() -> pw.DatasetSplits:
 def test_it_is_a_better_beginning_than_none(tmp_path: Path) -> None:
     """A hundred digits, twenty steps of the same recipe: from its weights, and from nothing."""
     recipe = load_recipe("cifar10_scratch")
-    changes = {"steps": 20, "budget": None, "batch_size": 50, "ema": 0.0, "flip_test": False, "evaluate_every": 100.0}
-    whole = {"augment": AugmentConfig(crop="shift"), "early_scale": 1.0}  # weights that have learnt begin at full size
+    changes = {"steps": 20, "budget": None, "batch_size": 50, "ema": 0.0, "tta_flip": False, "eval_every": 100.0}
+    whole = {
+        "augment": AugmentConfig(crop="shift"),
+        "progressive_resize": ProgressiveResizeConfig(),
+    }  # weights that have learnt begin at full size
     scratch = recipe.replace(**changes, **whole, data=DataConfig())
-    started = scratch.replace(init="patchword:cifar10", head="probe")
+    started = scratch.replace(init="patchword:cifar10", head_init="probe")
     found = {
         name: pw.train(config, tmp_path / name, parts=few_digits()).figures["val"]["top1"]
         for name, config in {"scratch": scratch, "started": started}.items()

@@ -43,7 +43,7 @@ def rewrite(source: Path, target: Path, change: dict[str, Tensor | None]) -> Pat
 # Our own folder
 
 
-@pytest.mark.parametrize("changes", [{}, {"positions": "relative"}, {"stem": "conv", "stem_layers": (8, 8)}])
+@pytest.mark.parametrize("changes", [{}, {"pos_embed": "relative"}, {"stem": "conv", "stem_layers": (8, 8)}])
 def test_our_folder_keeps_everything(changes: dict, tmp_path: Path) -> None:
     before = checkpoint(**changes, **({"patch_size": 2} if changes.get("stem") else {}))
     write_checkpoint(tmp_path / "model", before)
@@ -134,11 +134,11 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
     [
         ("google", {"num_registers": 2}),
         ("google", {"layer_scale": 1.0}),
-        ("google", {"attention": "axial"}),
+        ("google", {"attention_pattern": "axial"}),
         ("big_vision", {"qk_norm": True}),
         ("timm", {"pooling": "class+average"}),
         ("timm", {"pre_logits": 20}),
-        ("timm", {"positions": "sincos"}),
+        ("timm", {"pos_embed": "sincos"}),
         ("timm", {"post_norm": True}),
         ("transformers", {"pooling": "average"}),
         ("transformers", {"pre_logits": 20}),
@@ -146,7 +146,7 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
         ("transformers", {"num_registers": 3}),
         ("transformers", {"activation": "swiglu"}),
         ("torchvision", {"distillation": True}),
-        ("torchvision", {"positions": "rotary"}),
+        ("torchvision", {"pos_embed": "rotary"}),
         ("torchvision", {"class_token": False, "pooling": "average"}),
         ("deit", {"num_registers": 1}),
         ("deit", {"class_token": False, "pooling": "average"}),

@@ -26,7 +26,7 @@ COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 def colour_checkpoint(temperature: float = 1.0) -> Checkpoint:
     """A ViT without blocks that reads the mean colour: class k is the strongest channel."""
     config = ViTConfig(
-        image_size=16, patch_size=8, embed_dim=4, depth=0, num_heads=1, mlp_dim=4, num_classes=3, positions="none",
+        image_size=16, patch_size=8, embed_dim=4, depth=0, num_heads=1, mlp_dim=4, num_classes=3, pos_embed="none",
         class_token=False, pooling="average", post_norm=True,
     )  # fmt: skip
     model = build_model(config)

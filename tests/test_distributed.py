@@ -55,7 +55,7 @@ def check_same_losses(run: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_processes_compute_what_one_does(nursery: Nursery, alone: Path, tmp_path: Path, accumulate: int) -> None:
-    recipe = write_recipe(tmp_path / "recipe.py", configured(accumulate=accumulate))
+    recipe = write_recipe(tmp_path / "recipe.py", configured(grad_accum_steps=accumulate))
     ended(together(nursery, 2, recipe, tmp_path / "run", tmp_path / "log"), 0)
     check_same_losses(tmp_path / "run", alone / "run")
     assert samples(tmp_path / "log") == samples(alone / "log")
@@ -85,7 +85,7 @@ def test_one_process_is_exact(nursery: Nursery, alone: Path, tmp_path: Path) -> 
 
 def test_a_fault_in_one_share_stops_all(nursery: Nursery, tmp_path: Path) -> None:
     """Step 6, the second process: its batch is named and kept, once; both end."""
-    recipe, run = write_recipe(tmp_path / "recipe.py", configured(accumulate=1)), tmp_path / "run"
+    recipe, run = write_recipe(tmp_path / "recipe.py", configured(grad_accum_steps=1)), tmp_path / "run"
     children = together(nursery, 2, recipe, run, tmp_path / "log", "-1", str(5 * 32 + 16))
     ended(children, 2)
     bad = [line.split()[1] for line in samples(tmp_path / "log").decode().splitlines()][5 * 32 + 16 : 6 * 32]

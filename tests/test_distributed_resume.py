@@ -40,8 +40,8 @@ def nursery() -> Nursery:
 
 def configured(**changes: Any) -> Config:
     """A batch that 2, 3 and 4 processes can divide, in two parts; evaluated, and saved if better, every fourth step."""
-    plain: dict[str, Any] = {"model": tiny().model.replace(dropout=0.0, drop_path=0.0), "threads": 1}
-    plain |= {"steps": STEPS, "batch_size": 48, "evaluate_every": 0.15, "save_every": 3600.0}
+    plain: dict[str, Any] = {"model": tiny().model.replace(dropout=0.0, drop_path=0.0), "num_threads": 1}
+    plain |= {"steps": STEPS, "batch_size": 48, "eval_every": 0.15, "save_every": 3600.0}
     return tiny(**{**plain, **changes})
 
 
@@ -49,7 +49,9 @@ def rich(teacher: str) -> Config:
     """Frozen weights, and gradients that are taken twice, with a second head for a teacher."""
     model = configured().model.replace(distillation=True, class_token=True, pooling="class")
     distill = DistillConfig(teacher=teacher, kind="soft")
-    return configured(model=model, lora=2, optim=OptimConfig(lr=3e-3, sam=0.05, clip=1.0), distill=distill)
+    return configured(
+        model=model, lora_rank=2, optim=OptimConfig(lr=3e-3, sam_rho=0.05, clip_grad_norm=1.0), distill=distill
+    )
 
 
 Undisturbed = Callable[[int, str], Path]
@@ -194,7 +196,7 @@ def test_the_last_run_of_a_name_is_resumed(tmp_path: Path, monkeypatch: pytest.M
 
 def test_precision_that_was_chosen_stays(tmp_path: Path) -> None:
     """`auto` becomes a certain precision when a run begins, which is no other configuration."""
-    config = configured(steps=1, precision="auto", data=DataConfig(source="digits", workers=0))
+    config = configured(steps=1, precision="auto", data=DataConfig(source="digits", num_workers=0))
     for _ in range(2):
         outcome = train(config, tmp_path / "run", resume="auto")
     assert outcome and "finished already" in outcome.notes[-1]

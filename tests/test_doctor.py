@@ -155,7 +155,10 @@ def test_imbalance(counts: tuple[int, int], severity: str | None) -> None:
     found = [finding for finding in findings if "times as many" in finding.what]
     assert [finding.severity for finding in found] == ([severity] if severity else [])
     if found:
-        assert found[0].where == (f"many: {counts[0]}", f"few: {counts[1]}") and "data.balanced" in found[0].advice
+        assert (
+            found[0].where == (f"many: {counts[0]}", f"few: {counts[1]}")
+            and "data.balanced_sampling" in found[0].advice
+        )
 
 
 def test_several_labels(root: Path) -> None:
@@ -167,7 +170,7 @@ def test_several_labels(root: Path) -> None:
         ("dog: 5",),
         ("array 0 (cat, dog, owl) = array 39 (cat)",),
     }
-    assert "data.balanced" not in noted(findings, "8.0 times as many").advice
+    assert "data.balanced_sampling" not in noted(findings, "8.0 times as many").advice
 
 
 def copied(source: Path, target: Path) -> None:
@@ -353,7 +356,7 @@ TUNED = OptimConfig(name="adamw", lr=1e-3)
         (Config(init="ti16", optim=OptimConfig(lr=3e-4)), None),
         (Config(init="ti16", optim=OptimConfig(name="sgd", lr=0.03)), None),
         (Config(init="ti16", optim=OptimConfig(name="sgd", lr=0.3)), "learning rate 0.3"),
-        (Config(init="ti16", optim=TUNED, lora=8), None),
+        (Config(init="ti16", optim=TUNED, lora_rank=8), None),
         (Config(init="ti16", optim=TUNED, freeze=("all-but-head",)), None),
         (Config(optim=TUNED), None),
         (Config(optim=OptimConfig(lr=0.1)), "learning rate 0.1 is high for new weights"),
@@ -382,7 +385,7 @@ def test_training_and_doctor_report_what_is_odd_about_a_config(
 ) -> None:
     """Of the model that is trained: here the architecture of `init`, not the one in the given config."""
     odd = ViTConfig(image_size=8, patch_size=4, in_channels=1, embed_dim=16, depth=1, num_heads=2, mlp_dim=16)
-    digits = Config(data=DataConfig(source="digits", workers=0), steps=1, model=odd, precision="fp32")
+    digits = Config(data=DataConfig(source="digits", num_workers=0), steps=1, model=odd, precision="fp32")
     train(digits, tmp_path / "first")
     tuned = digits.replace(init=str(tmp_path / "first"), model=ViTConfig(), optim=OptimConfig(lr=0.1))
     outcome = train(tuned, tmp_path / "run")

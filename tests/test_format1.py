@@ -63,6 +63,7 @@ def test_config_holds_what_was_written() -> None:
     """No value of an old config.json is lost, though its field may have another name today."""
     config = read_config(FORMAT1 / "run_unfinished")
     stored = json.loads((FORMAT1 / "run_unfinished/config.json").read_text())["config"]
+    assert config.wise_ft_alpha == 1 - stored.pop("start_share")
     assert not leaves(stored) - leaves(config.to_json())
 
 

@@ -48,7 +48,7 @@ Tensors = dict[str, torch.Tensor]
 SMALL = ViTConfig(image_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=4, mlp_dim=64, num_classes=5)
 HYBRID = SMALL.replace(stem="resnet", stem_layers=(1,), stem_width=32, patch_size=2)
 DINO = SMALL.replace(layer_scale=1.0, num_classes=0)
-REGISTERS = SMALL.replace(layer_scale=1.0, num_registers=2, pooling="class+average", position_prefix=1)
+REGISTERS = SMALL.replace(layer_scale=1.0, num_registers=2, pooling="class+average", pos_embed_prefix=1)
 HEADS = {"num_heads": 4}  # what bare files do not say
 MOST_SECONDS, MOST_BYTES = 120, 2**30  # a guard against hanging, far above what any machine needs
 
@@ -362,8 +362,13 @@ def test_what_is_no_json_object(name: str, sidecar: str, originals: dict[str, Pa
 
 
 # No tensor's shape says how large the image is.
-FREE_OF_TABLES = SMALL.replace(positions="none", patch_size=4, num_heads=2)
-COMPUTED = [{"positions": "sincos"}, {"positions": "rotary"}, {"attention": "local"}, {"attention": "axial"}]
+FREE_OF_TABLES = SMALL.replace(pos_embed="none", patch_size=4, num_heads=2)
+COMPUTED = [
+    {"pos_embed": "sincos"},
+    {"pos_embed": "rotary"},
+    {"attention_pattern": "local"},
+    {"attention_pattern": "axial"},
+]
 MONSTERS = [("depth", 10**9), ("image_size", 10**9), ("image_size", 16384), ("image_size", [16, 16384 * 8])]
 MONSTERS += [("embed_dim", 10**9), ("num_registers", 10**9), ("num_classes", 10**12), ("mlp_dim", 10**12)]
 MONSTERS += [("stem_layers", [4096] * 8), ("stem_layers", [1] * 10**5), ("num_heads", 10**12), ("window", 10**12)]
@@ -719,10 +724,10 @@ def listing(folder: Path) -> dict[str, bytes | None]:
 
 
 TOO_MUCH = [
-    ("google", "out.npz", SMALL.replace(num_registers=2, position_prefix=1)),
-    ("google", "out.npz", SMALL.replace(positions="rotary", position_prefix=None)),
+    ("google", "out.npz", SMALL.replace(num_registers=2, pos_embed_prefix=1)),
+    ("google", "out.npz", SMALL.replace(pos_embed="rotary", pos_embed_prefix=None)),
     ("big_vision", "out.npz", SMALL.replace(layer_scale=0.1)),
-    ("timm", "out", SMALL.replace(positions="sincos", position_prefix=None)),
+    ("timm", "out", SMALL.replace(pos_embed="sincos", pos_embed_prefix=None)),
     ("timm", "out.pth", SMALL.replace(post_norm=True)),
     ("transformers", "out", SMALL.replace(patch_norm=True)),
     ("torchvision", "out.pth", SMALL.replace(class_token=False, pooling="average")),

@@ -57,11 +57,11 @@ VITS = {
     "registers": BASE.replace(num_registers=3),
     "distilled": BASE.replace(distillation=True),
     "grey": BASE.replace(in_channels=1),
-    "relative": BASE.replace(positions="relative", class_token=False, pooling="average"),
-    "rotary": BASE.replace(positions="rotary", embed_dim=24, head_dim=8),
-    "no positions": BASE.replace(positions="none"),
-    "sin-cos, normed": BASE.replace(positions="sincos", qk_norm=True, post_norm=True),
-    "local": BASE.replace(attention="local", window=3),
+    "relative": BASE.replace(pos_embed="relative", class_token=False, pooling="average"),
+    "rotary": BASE.replace(pos_embed="rotary", embed_dim=24, head_dim=8),
+    "no positions": BASE.replace(pos_embed="none"),
+    "sin-cos, normed": BASE.replace(pos_embed="sincos", qk_norm=True, post_norm=True),
+    "local": BASE.replace(attention_pattern="local", window_size=3),
     "swiglu, scaled": BASE.replace(activation="swiglu", layer_scale=0.1),
     "hybrid": BASE.replace(image_size=(32, 48), patch_size=(2, 2), stem="resnet", stem_layers=(1,), stem_width=32),
     "convolutions": BASE.replace(
@@ -362,7 +362,7 @@ def one_patch_model() -> tuple[ViT, Tensor]:
     """Attention of the class token goes to the brightest patch, and class 1 is that patch's brightness."""
     config = ViTConfig(
         image_size=(32, 36), patch_size=(8, 4), in_channels=1, embed_dim=8, depth=1, num_heads=1, mlp_dim=4,
-        num_classes=2, positions="none",
+        num_classes=2, pos_embed="none",
     )  # fmt: skip
     model = build_model(config).eval()
     assert isinstance(model, ViT)
@@ -603,7 +603,7 @@ def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path
         assert absent == set(names) - {"filters", "positions"}
         assert all("without blocks" in each.seen for each in found.exhibits if each.draw is None)
     else:
-        assert absent == ({"positions"} if config.positions in ("none", "rotary", "relative") else set())
+        assert absent == ({"positions"} if config.pos_embed in ("none", "rotary", "relative") else set())
 
 
 def test_the_command(photos: Path, tmp_path: Path) -> None:
@@ -678,7 +678,7 @@ def test_real_weights_show_what_the_paper_saw(ti16: Path, imagenet: Path) -> Non
     assert isinstance(classifier.model, ViT)
     reach = inspection.attention_distance(classifier.model, [images])
     assert reach.growth > 0.7 and reach.distance.min() < 40 < 90 < reach.distance.max()
-    near, far = inspection.positions.cross_strength(inspection.position_similarity(classifier.model))
+    near, far = inspection.position_similarity.cross_strength(inspection.position_similarity(classifier.model))
     assert near > far + 0.1
 
 

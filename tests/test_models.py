@@ -22,13 +22,13 @@ from patchword.models.resnet import StdConv2d, pad_same
 BASE = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, mlp_dim=96, num_classes=5)
 OPTIONS: dict[str, dict] = {
     "plain": {},
-    "learned_2d": {"positions": "learned_2d"},
-    "relative": {"positions": "relative", "pooling": "average"},  # the class token has no place, so no offset
-    "sincos": {"positions": "sincos"},
-    "rotary": {"positions": "rotary"},
-    "none": {"positions": "none"},
-    "axial": {"attention": "axial"},
-    "local": {"attention": "local", "window": 3},
+    "learned_2d": {"pos_embed": "learned_2d"},
+    "relative": {"pos_embed": "relative", "pooling": "average"},  # the class token has no place, so no offset
+    "sincos": {"pos_embed": "sincos"},
+    "rotary": {"pos_embed": "rotary"},
+    "none": {"pos_embed": "none"},
+    "axial": {"attention_pattern": "axial"},
+    "local": {"attention_pattern": "local", "window_size": 3},
     "average": {"pooling": "average", "class_token": False},
     "fc_norm": {"pooling": "average", "norm_after_pool": True},
     "map": {"pooling": "attention", "class_token": False},
@@ -186,13 +186,13 @@ def test_a_wrong_image_size_is_reported() -> None:
 
 @pytest.mark.parametrize("kind", ["learned", "learned_2d", "relative", "sincos", "rotary"])
 def test_positions_break_permutation_symmetry(kind: str) -> None:
-    model = make(positions=kind, pooling="average")
+    model = make(pos_embed=kind, pooling="average")
     patches = patchify(pictures(model), (8, 8))
     assert (model(patches) - model(patches.flip(1))).abs().max() > 1e-3
 
 
 def test_without_positions_the_order_of_patches_is_invisible() -> None:
-    model = make(positions="none")
+    model = make(pos_embed="none")
     patches = patchify(pictures(model), (8, 8))
     torch.testing.assert_close(model(patches.flip(1)), model(patches), rtol=1e-4, atol=1e-4)
 
@@ -200,7 +200,7 @@ def test_without_positions_the_order_of_patches_is_invisible() -> None:
 @pytest.mark.parametrize("kind", ["relative", "rotary"])
 def test_relative_positions_see_only_offsets(kind: str) -> None:
     """The score between two patches of the same content stays when both move by the same offset."""
-    model = make(positions=kind, class_token=False, pooling="average")
+    model = make(pos_embed=kind, class_token=False, pooling="average")
     attention = model.blocks[0].attention
     x = torch.randn(1, 1, 48).expand(1, 16, 48)  # the same content everywhere
     q, k, _ = attention.project(x)
@@ -214,7 +214,13 @@ def test_relative_positions_see_only_offsets(kind: str) -> None:
 @pytest.mark.parametrize("attention", ["global", "local", "axial"])
 def test_small_pictures_in_training_are_seen_as_a_corner(attention: str) -> None:
     """As by a model for just that size, whose table of offsets is the middle of this one's; larger ones are refused."""
-    kind = {"positions": "relative", "pooling": "average", "attention": attention, "window": 3, "num_registers": 2}
+    kind = {
+        "pos_embed": "relative",
+        "pooling": "average",
+        "attention_pattern": attention,
+        "window_size": 3,
+        "num_registers": 2,
+    }
     model, small = make(image_size=(40, 48), **kind), make(seed=1, image_size=(24, 32), **kind)
     state = {n: t[:, 2:-2, 2:-2] if n.endswith("relative") else t for n, t in model.state_dict().items()}
     small.load_state_dict(state)
@@ -227,7 +233,7 @@ def test_small_pictures_in_training_are_seen_as_a_corner(attention: str) -> None
 
 
 def test_learned_2d_is_row_beside_column() -> None:
-    model = make(positions="learned_2d", image_size=(32, 64))
+    model = make(pos_embed="learned_2d", image_size=(32, 64))
     _, table = model.positions.tables()
     expected = torch.cat([model.positions.rows[2], model.positions.columns[5]])
     assert torch.equal(table[0, 2 * 8 + 5], expected)
@@ -239,7 +245,7 @@ def test_sincos_is_fixed_and_two_dimensional() -> None:
     assert torch.equal(table[1, 0, 8:], table[1, 4, 8:])  # the second the row
     torch.testing.assert_close(table[0, 1, 0], torch.tensor(1.0).sin())
     torch.testing.assert_close(table[2, 0, 15], torch.tensor(2e-4).cos())
-    assert "positions.table" not in make(positions="sincos").state_dict()
+    assert "positions.table" not in make(pos_embed="sincos").state_dict()
 
 
 @pytest.mark.parametrize("mode", ["google", "timm", "transformers", "torchvision", "dinov2"])
@@ -264,7 +270,7 @@ def test_google_resampling_is_scipys_zoom() -> None:
 
 
 def test_resizing_keeps_prefix_positions() -> None:
-    model = make(num_registers=2, position_prefix=3)
+    model = make(num_registers=2, pos_embed_prefix=3)
     bigger = adapt_model(model, image_size=48)
     assert torch.equal(bigger.positions.table[:, :3], model.positions.table[:, :3])
     assert bigger.positions.table.shape == (1, 3 + 36, 48)
@@ -370,7 +376,7 @@ def test_swiglu() -> None:
 
 
 def test_axial_attention_follows_rows_then_columns() -> None:
-    maps = attention_maps(make(attention="axial"), torch.randn(1, 3, 32, 32))
+    maps = attention_maps(make(attention_pattern="axial"), torch.randn(1, 3, 32, 32))
     seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)  # from (y, x) to (y', x')
     assert torch.equal(seen[1, 2], torch.tensor([[0] * 4, [1] * 4, [0] * 4, [0] * 4]).bool())
     seen = (maps[1][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)
@@ -379,7 +385,9 @@ def test_axial_attention_follows_rows_then_columns() -> None:
 
 
 def test_local_attention_sees_a_window() -> None:
-    maps = attention_maps(make(attention="local", window=3, image_size=(32, 48)), torch.randn(1, 3, 32, 48))
+    maps = attention_maps(
+        make(attention_pattern="local", window_size=3, image_size=(32, 48)), torch.randn(1, 3, 32, 48)
+    )
     seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 6, 4, 6)
     expected = torch.zeros(4, 6, dtype=torch.bool)
     expected[0:3, 3:6] = True
@@ -388,7 +396,9 @@ def test_local_attention_sees_a_window() -> None:
 
 def test_a_local_start_looks_at_one_neighbour() -> None:
     """Without a word from queries and keys each head of a new model sees one place around; all nine in three layers."""
-    config = BASE.replace(positions="relative", pooling="average", class_token=False, local_start=1.5, image_size=40)
+    config = BASE.replace(
+        pos_embed="relative", pooling="average", class_token=False, local_attention_init=1.5, image_size=40
+    )
     model = build_model(config)
     for block in model.blocks:
         nn.init.zeros_(block.attention.qkv.weight)
@@ -440,7 +450,7 @@ def test_drop_path_drops_whole_branches_and_keeps_the_mean() -> None:
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
-    plain, again = make().train(), make(checkpoint_blocks=True).train()
+    plain, again = make().train(), make(grad_checkpointing=True).train()
     for model in (plain, again):
         model(pictures(model)).square().sum().backward()
     for (name, a), b in zip(plain.named_parameters(), again.parameters(), strict=True):

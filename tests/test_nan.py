@@ -120,8 +120,8 @@ SETTINGS = [
 def make_trainer(parts: DatasetSplits, setting: Setting, **changes: Any) -> Trainer:
     accumulate, ema, stem, optimiser, sam = setting
     model = tiny().model.replace(stem=stem, stem_layers=(8,) if stem == "conv" else ())
-    optim = OptimConfig(name=optimiser, sam=sam)  # type: ignore[arg-type]
-    config = configured(accumulate=accumulate, ema=ema, model=model, optim=optim, **changes)
+    optim = OptimConfig(name=optimiser, sam_rho=sam)  # type: ignore[arg-type]
+    config = configured(grad_accum_steps=accumulate, ema=ema, model=model, optim=optim, **changes)
     trainer = Trainer(config, parts, ProcessGroup(), fresh=True)
     trainer.begin()
     for _ in range(BEFORE):
@@ -233,7 +233,7 @@ def test_frozen_weights_and_class_weights(parts: DatasetSplits, tmp_path: Path) 
 
 
 def test_lora(parts: DatasetSplits, tmp_path: Path) -> None:
-    trainer = make_trainer(parts, SETTINGS[0], lora=2)
+    trainer = make_trainer(parts, SETTINGS[0], lora_rank=2)
     with torch.no_grad():
         spoil_mlp(trainer.model)
     fault, batch = failed_step(trainer)
@@ -245,7 +245,7 @@ def test_a_run_stops_keeps_the_cause_and_goes_on(
     parts: DatasetSplits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole road: the message, the fault folder, the same on resumption, and the right end without the cause."""
-    config, run = configured(data=tiny().data.replace(workers=2)), tmp_path / "run"
+    config, run = configured(data=tiny().data.replace(num_workers=2)), tmp_path / "run"
     train(config, tmp_path / "undisturbed", parts=parts)
     prepare = Loader.training_batch
 

@@ -19,7 +19,7 @@ from test_inspection import VITS, checkpoint_of
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served") / "model"
     write_checkpoint(folder, checkpoint_of(VITS["class"]))
-    with serving(folder, "--threads", 1) as running:
+    with serving(folder, "--num-threads", 1) as running:
         yield running
 
 

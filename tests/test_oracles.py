@@ -139,7 +139,7 @@ def test_vit_pytorch_to_ours(kind: str, tmp_path: Path) -> None:
 
 
 def test_bit_resnet_as_transformers() -> None:
-    """Our BiT against transformers', weight by weight, at BiT's own epsilon of the standardisation."""
+    """Our BiT against transformers', weight by weight, at BiT's own epsilon of the weight_standardization."""
     config = transformers.BitConfig(depths=[1, 2, 1], hidden_sizes=[256, 512, 1024], embedding_size=64)
     torch.manual_seed(0)
     theirs = transformers.BitModel(config).eval()

@@ -63,7 +63,7 @@ def browser() -> Iterator[Browser]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("page") / "model"
     write_checkpoint(folder, seeing_checkpoint())
-    with serving(folder, "--threads", 1) as running:
+    with serving(folder, "--num-threads", 1) as running:
         yield running
 
 
@@ -241,7 +241,7 @@ def test_accessibility(browser: Browser, server: Server, scheme: Any) -> None:
 
 def test_a_model_without_attention(browser: Browser, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", checkpoint_of(RESNETS["ResNet"]))
-    with serving(tmp_path / "model", "--threads", 1) as each:
+    with serving(tmp_path / "model", "--num-threads", 1) as each:
         for page in opened(browser, each, {"width": 1000, "height": 700}):
             give(page, picture("red"))
             wait_for_map(page)
@@ -250,7 +250,7 @@ def test_a_model_without_attention(browser: Browser, tmp_path: Path) -> None:
 
 def test_a_model_without_blocks(browser: Browser, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", colour_checkpoint())
-    with serving(tmp_path / "model", "--threads", 1) as each:
+    with serving(tmp_path / "model", "--num-threads", 1) as each:
         for page in opened(browser, each, {"width": 1000, "height": 700}):
             give(page, picture("red"))
             page.wait_for_selector("#scores button")
@@ -259,7 +259,7 @@ def test_a_model_without_blocks(browser: Browser, tmp_path: Path) -> None:
 
 def test_a_token_is_asked_for(browser: Browser, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", colour_checkpoint())
-    with serving(tmp_path / "model", "--threads", 1, PATCHWORD_TOKEN="secret") as locked:
+    with serving(tmp_path / "model", "--num-threads", 1, PATCHWORD_TOKEN="secret") as locked:
         page = browser.new_page()
         page.goto(locked.url)
         page.wait_for_selector("#key:not([hidden])")

@@ -44,10 +44,10 @@ def configured(kind: str, workers: int = 0) -> Config:
     """adamw, muon, or shares: muon with batches in shares on two cores, which needs a model without dropout; or bf16:
     shares in that precision."""
     optim = OptimConfig(name="adamw" if kind == "adamw" else "muon", lr=3e-3)
-    config = tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", workers=workers))
+    config = tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", num_workers=workers))
     if kind not in ("shares", "bf16"):
         return config
-    config = config.replace(threads=2, model=config.model.replace(dropout=0.0, drop_path=0.0))
+    config = config.replace(num_threads=2, model=config.model.replace(dropout=0.0, drop_path=0.0))
     return config.replace(precision="bf16") if kind == "bf16" else config
 
 
@@ -133,7 +133,7 @@ def test_a_signal_saves_and_leaves(
 
 def test_a_second_signal_is_obeyed_at_once(nursery: Nursery, tmp_path: Path) -> None:
     """Here the first cannot be obeyed soon: one step takes minutes."""
-    giant = tiny(batch_size=2**18, accumulate=1, steps=2)
+    giant = tiny(batch_size=2**18, grad_accum_steps=1, steps=2)
     for number, code in ((signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)):
         run = tmp_path / f"run{number}"
         child = nursery.run("train", write_recipe(tmp_path / "recipe.py", giant), "--out", run)
@@ -171,7 +171,7 @@ def picture_folder(folder: Path) -> Path:
 @pytest.mark.parametrize("change", ["added", "removed", "moved"])
 def test_changed_data_are_refused(nursery: Nursery, tmp_path: Path, change: str) -> None:
     photos, run = picture_folder(tmp_path / "photos"), tmp_path / "run"
-    config = tiny(data=DataConfig(source=str(photos), workers=0), batch_size=4, steps=10_000)
+    config = tiny(data=DataConfig(source=str(photos), num_workers=0), batch_size=4, steps=10_000)
     child = nursery.run("train", write_recipe(tmp_path / "recipe.py", config), "--out", run)
     assert until(lambda: any((run / "checkpoints").glob("step-*")))
     child.signal(signal.SIGTERM)

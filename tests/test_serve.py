@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    with serving(folder, "--queue", 64, "--threads", 1) as running:
+    with serving(folder, "--queue", 64, "--num-threads", 1) as running:
         yield running
 
 
@@ -196,7 +196,7 @@ def test_refusals_have_a_sentence(server: Server) -> None:
 
 
 def test_a_token(folder: Path) -> None:
-    with serving(folder, "--threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
+    with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
         refused(http_get(f"{locked.url}/v1/model"), 401, "unauthorized")
         refused(http_get(f"{locked.url}/v1/model", headers={"Authorization": "Bearer wrong"}), 401)
         right = {"Authorization": "Bearer s3cret"}
@@ -331,7 +331,7 @@ def test_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     """What it says, and that it comes back after its process was killed, with nothing made anew."""
     data, kept = png(), tmp_path / "engines/files"
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
-    with serving(folder, "--engine", "onnx-int8", "--threads", 1) as server:
+    with serving(folder, "--engine", "onnx-int8", "--num-threads", 1) as server:
         assert http_get(f"{server.url}/v1/model").json()["engine"] == "onnx-int8"
         wanted, exact = Classifier.load(folder, "onnx-int8")(data), Classifier.load(folder)(data)
         assert abs(wanted.probability - exact.probability) > 1e-5, "int8 can be told from fp32"
@@ -357,7 +357,7 @@ def refuses_connections(server: Server) -> bool:
 
 def test_sigterm_loses_no_accepted_request(folder: Path) -> None:
     """The model stands still while the signal comes: what waits is answered all the same, and nobody new gets in."""
-    with serving(folder, "--threads", 1) as leaving:
+    with serving(folder, "--num-threads", 1) as leaving:
         with ThreadPoolExecutor(12) as pool:
             worker = leaving.worker()
             os.kill(worker, signal.SIGSTOP)
@@ -414,7 +414,7 @@ def test_labels_that_look_like_indices(tmp_path: Path) -> None:
     labels = tuple(sorted(str(i) for i in range(5)))
     checkpoint = dataclasses.replace(checkpoint_of(VITS["class"]), labels=(*labels[:2], "4", "3", "2"))
     write_checkpoint(tmp_path / "model", checkpoint)
-    with serving(tmp_path / "model", "--threads", 1) as each:
+    with serving(tmp_path / "model", "--num-threads", 1) as each:
         for query, index in (("index=2", 2), ("label=2", 4)):
             about = post(each, f"/v1/explain?{query}", png()).json()["results"][0]["explanation"]
             assert about["index"] == index and about["label"] == checkpoint.labels[index]  # type: ignore[index]
@@ -426,7 +426,7 @@ def test_labels_that_look_like_indices(tmp_path: Path) -> None:
 
 def test_a_stuck_worker_is_replaced(folder: Path) -> None:
     limits = Limits(answering=1.0)
-    with TestClient(create_app(str(folder), limits, threads=1, log=io.StringIO())) as client:
+    with TestClient(create_app(str(folder), limits, num_threads=1, log=io.StringIO())) as client:
         service = client.app.state.service  # type: ignore[attr-defined]
         os.kill(service.worker.process.pid, signal.SIGSTOP)
         assert client.post("/v1/predict", content=png()).status_code in (503, 504)
@@ -456,7 +456,7 @@ KINDS = {"probe": VITS["probe"], "hybrid": VITS["hybrid"], "grey": VITS["grey"],
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 def test_every_kind_of_model_is_served(config: Any, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", checkpoint_of(config))
-    with serving(tmp_path / "model", "--threads", 1) as each:
+    with serving(tmp_path / "model", "--num-threads", 1) as each:
         for path in ("/v1/predict?explain=true", "/v1/embed"):
             assert post(each, path, png()).status_code == 200
         code = 422 if config is RESNETS["ResNet"] else 200
@@ -496,7 +496,7 @@ def test_the_command_lines_that_are_written_down(place: str, folder: Path) -> No
 def test_embedding_in_another_app(folder: Path) -> None:
     """`create_app` with a Classifier, in this process, through ASGI."""
     checkpoint: Checkpoint = Classifier.load(folder).checkpoint
-    with TestClient(create_app(Classifier(checkpoint), threads=1, log=io.StringIO())) as client:
+    with TestClient(create_app(Classifier(checkpoint), num_threads=1, log=io.StringIO())) as client:
         assert client.post("/v1/predict", content=png(), headers={"Content-Type": "image/png"}).status_code == 200
 
 
@@ -550,7 +550,7 @@ def test_a_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
     config = VITS["class"].replace(image_size=(256, 256), patch_size=(64, 64))
     write_checkpoint(tmp_path / "model", checkpoint_of(config))
     limits = Limits(answering=1.0)
-    with TestClient(create_app(str(tmp_path / "model"), limits, threads=1, log=io.StringIO())) as client:
+    with TestClient(create_app(str(tmp_path / "model"), limits, num_threads=1, log=io.StringIO())) as client:
         service = client.app.state.service  # type: ignore[attr-defined]
         os.kill(service.worker.process.pid, signal.SIGSTOP)
         files = [("file", (f"{i}.png", png())) for i in range(8)]
@@ -560,7 +560,7 @@ def test_a_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
 
 def test_nobody_without_a_token_takes_room(folder: Path) -> None:
     """A body is read only where it is wanted; the others are answered at once, however much they announce."""
-    with serving(folder, "--threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
+    with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
         host, port = locked.url.removeprefix("http://").split(":")
         for path, code in (("/x", b"404"), ("/", b"405"), ("/v1/predict", b"401"), ("/v1/x", b"401")):
             with socket.create_connection((host, int(port)), timeout=PATIENCE) as each:

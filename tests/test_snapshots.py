@@ -27,6 +27,7 @@ from patchword.config import (
     DistillConfig,
     ModelConfig,
     OptimConfig,
+    ProgressiveResizeConfig,
     ResNetConfig,
     ScheduleConfig,
     ViTConfig,
@@ -93,28 +94,28 @@ SMALL = ViTConfig(
 VARIANTS: dict[str, ModelConfig] = {
     "plain": SMALL,
     "distilled": SMALL.replace(distillation=True),
-    "registers": SMALL.replace(num_registers=3, position_prefix=1),
-    "learned_2d": SMALL.replace(positions="learned_2d"),
-    "relative": SMALL.replace(positions="relative", local_start=1.5),
-    "sincos": SMALL.replace(positions="sincos"),
-    "rotary": SMALL.replace(positions="rotary"),
-    "no positions": SMALL.replace(positions="none"),
-    "axial": SMALL.replace(attention="axial"),
-    "local": SMALL.replace(attention="local", window=3),
+    "registers": SMALL.replace(num_registers=3, pos_embed_prefix=1),
+    "learned_2d": SMALL.replace(pos_embed="learned_2d"),
+    "relative": SMALL.replace(pos_embed="relative", local_attention_init=1.5),
+    "sincos": SMALL.replace(pos_embed="sincos"),
+    "rotary": SMALL.replace(pos_embed="rotary"),
+    "no positions": SMALL.replace(pos_embed="none"),
+    "axial": SMALL.replace(attention_pattern="axial"),
+    "local": SMALL.replace(attention_pattern="local", window_size=3),
     "average": SMALL.replace(class_token=False, pooling="average", norm_after_pool=True),
     "attention pooling": SMALL.replace(class_token=False, pooling="attention"),
     "class+average": SMALL.replace(pooling="class+average"),
     "conv stem": SMALL.replace(stem="conv", stem_layers=(8, 12), stem_convs=2, patch_size=(1, 1)),
     "resnet stem": SMALL.replace(stem="resnet", stem_layers=(1,), stem_width=32, patch_size=(1, 1)),
     "resnet stem of timm": SMALL.replace(
-        stem="resnet", stem_layers=(1,), stem_width=32, patch_size=(1, 1), standardisation="timm"
+        stem="resnet", stem_layers=(1,), stem_width=32, patch_size=(1, 1), weight_standardization="timm"
     ),
     "patch norm": SMALL.replace(patch_norm=True),
     "no biases": SMALL.replace(qkv_bias=False, out_bias=False, head_dim=6),
     "swiglu": SMALL.replace(activation="swiglu", qk_norm=True, layer_scale=0.1),
     "post norm": SMALL.replace(post_norm=True, activation="gelu_tanh", norm_eps=1e-3),
     "pre logits": SMALL.replace(pre_logits=12),
-    "regularized": SMALL.replace(dropout=0.2, drop_path=0.3, patch_dropout=0.25, checkpoint_blocks=True),
+    "regularized": SMALL.replace(dropout=0.2, drop_path=0.3, patch_dropout=0.25, grad_checkpointing=True),
     "bit": ResNetConfig(image_size=(32, 32), num_classes=5, layers=(1, 1)),
     "cifar": ResNetConfig(image_size=(16, 16), num_classes=5, layers=(1, 1), kind="cifar"),
 }
@@ -212,45 +213,46 @@ TINY = ViTConfig(
     image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=32, depth=2, num_heads=2, mlp_dim=64, dropout=0.1,
     drop_path=0.1,
 )  # fmt: skip
-DIGITS = DataConfig(source="digits", workers=0)
-BASE = Config(seed=3, data=DIGITS, batch_size=32, precision="fp32", threads=1, save_every=3600.0)
+DIGITS = DataConfig(source="digits", num_workers=0)
+BASE = Config(seed=3, data=DIGITS, batch_size=32, precision="fp32", num_threads=1, save_every=3600.0)
 RUNS = {
     "scratch": BASE.replace(
         model=TINY,
         steps=140,
-        accumulate=2,
+        grad_accum_steps=2,
         augment=AugmentConfig(
             crop="shift",
             flip=0.3,
-            operations=1,
-            magnitude=8.0,
-            colour=0.2,
-            erase=0.1,
+            randaug_ops=1,
+            randaug_magnitude=8.0,
+            color_jitter=0.2,
+            random_erasing=0.1,
             cutout=0.2,
             mixup=0.2,
             cutmix=0.4,
         ),
-        optim=OptimConfig(name="muon", lr=3e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05, clip=0.7),
-        schedule=ScheduleConfig(shape="linear", warmup=0.1, final=0.05),
+        optim=OptimConfig(name="muon", lr=3e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05, clip_grad_norm=0.7),
+        schedule=ScheduleConfig(shape="linear", warmup_fraction=0.1, min_lr_ratio=0.05),
         ema=0.95,
         label_smoothing=0.05,
-        early_scale=0.5,
-        early_part=0.4,
-        evaluate_every=1.0,
-        flip_test=True,
+        progressive_resize=ProgressiveResizeConfig(scale=0.5, fraction=0.4),
+        eval_every=1.0,
+        tta_flip=True,
     ),
     "finetune": BASE.replace(
         init=str(FORMAT1 / "run_finished"),
-        head="probe",
+        head_init="probe",
         steps=20,
-        data=DIGITS.replace(train_fraction=0.2, balanced=True),
+        data=DIGITS.replace(train_fraction=0.2, balanced_sampling=True),
         augment=AugmentConfig(crop="resized", scale=(0.6, 1.0)),
-        optim=OptimConfig(lr=1e-3, betas=(0.9, 0.98), sam=0.02, layer_decay=0.8, head_lr=2.0),
-        start_share=0.3,
+        optim=OptimConfig(lr=1e-3, betas=(0.9, 0.98), sam_rho=0.02, layer_decay=0.8, head_lr_scale=2.0),
+        wise_ft_alpha=0.7,
         class_weights=True,
-        evaluate_every=1.0,
+        eval_every=1.0,
     ),
-    "lora": BASE.replace(init=str(FORMAT1 / "run_finished"), steps=10, lora=2, schedule=ScheduleConfig(shape="cosine")),
+    "lora": BASE.replace(
+        init=str(FORMAT1 / "run_finished"), steps=10, lora_rank=2, schedule=ScheduleConfig(shape="cosine")
+    ),
     "distill": BASE.replace(
         model=TINY.replace(distillation=True),
         distill=DistillConfig(teacher=str(FORMAT1 / "run_finished"), kind="soft", weight=0.6),
@@ -382,11 +384,11 @@ def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Pat
 
 def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short runs, one of which diverges; as many steps as if each took a second, whatever the machine does."""
-    monkeypatch.setattr("patchword.studies.run_study.trials", lambda study, now: (1.0, 0.0))
+    monkeypatch.setattr("patchword.studies.runner.trials", lambda study, now: (1.0, 0.0))
     for limit in ("START", "LEAST_STEPS"):
-        monkeypatch.setattr(f"patchword.studies.run_study.{limit}", 1)
-    config = BASE.replace(model=TINY, evaluate_every=1e9)
-    wild = config.replace(optim=OptimConfig(lr=1e30, clip=0.0))
+        monkeypatch.setattr(f"patchword.studies.runner.{limit}", 1)
+    config = BASE.replace(model=TINY, eval_every=1e9)
+    wild = config.replace(optim=OptimConfig(lr=1e30, clip_grad_norm=0.0))
     cells = (Cell("ViT", 1, wild), Cell("ViT", 2, config))
     study = Study("norm", "title", "question", "paper", "axis", cells, "steps")
     run_study(study, tmp_path / "study", budget=20.0)
@@ -423,7 +425,7 @@ def without_words(content: Any, names: bool = False) -> Any:
 
 def test_responses_of_the_server(photos: Path) -> None:
     image = (photos / "cat/0.png").read_bytes()
-    with TestClient(create_app(str(FORMAT1 / "run_finished"), threads=1)) as client:
+    with TestClient(create_app(str(FORMAT1 / "run_finished"), num_threads=1)) as client:
         for path in ("healthz", "readyz", "v1/model"):
             check_schema(f"serve_{path.removeprefix('v1/')}", client.get(f"/{path}").json())
         for path in ("predict?explain=true", "explain", "attention", "embed"):

@@ -14,7 +14,7 @@ from patchword.models import build_model
 from patchword.plots.theme import LIGHT, drawn_in
 from patchword.recipes import load_recipe
 from patchword.studies import STUDIES, make_study, run_study
-from patchword.studies.run_study import training_flops
+from patchword.studies.runner import training_flops
 from patchword.studies.study import Cell, Study
 from patchword.studies.study_report import study_figure, write_study
 from patchword.training.trainer import Trainer
@@ -25,9 +25,7 @@ TINY = ViTConfig(
     image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=32, depth=2, num_heads=2, mlp_dim=64,
     class_token=False, pooling="average",
 )  # fmt: skip
-BASE = Config(
-    data=DataConfig(source="digits"), model=TINY, batch_size=64, optim=OptimConfig(lr=3e-3), evaluate_every=1e9
-)
+BASE = Config(data=DataConfig(source="digits"), model=TINY, batch_size=64, optim=OptimConfig(lr=3e-3), eval_every=1e9)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -63,7 +61,7 @@ def test_fewer_pictures_to_learn_from() -> None:
 
 def little_study() -> Study:
     cells = tuple(
-        Cell("ViT", kind, BASE.replace(model=TINY.replace(positions=kind)))
+        Cell("ViT", kind, BASE.replace(model=TINY.replace(pos_embed=kind)))
         for kind in ("none", "learned")
     )  # fmt: skip
     return Study("positions", "Do positions matter?", "Which?", "The paper.", "positions", cells, "steps")
@@ -89,7 +87,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """These runs begin and end at once, on digits."""
-    monkeypatch.setattr("patchword.studies.run_study.START", 1.0)
+    monkeypatch.setattr("patchword.studies.runner.START", 1.0)
 
 
 @pytest.mark.usefixtures("quick_start")
@@ -141,7 +139,7 @@ def test_a_budget_that_shows_nothing_is_refused(tmp_path: Path, clock: Callable[
 
 @pytest.mark.usefixtures("quick_start")
 def test_a_run_that_diverges_is_an_answer(tmp_path: Path, clock: Callable[[], float]) -> None:
-    wild = BASE.replace(optim=OptimConfig(lr=1e30, clip=0.0))
+    wild = BASE.replace(optim=OptimConfig(lr=1e30, clip_grad_norm=0.0))
     study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, wild), Cell("ViT", 2.0, BASE)), "steps")
     rows = run_study(study, tmp_path / "study", budget=18, now=clock)
     assert rows[0]["accuracy"] is None and "not finite" in rows[0]["diverged"] and rows[1]["accuracy"] > 0.2

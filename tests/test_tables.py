@@ -42,7 +42,9 @@ def test_delimiters(folder: Path, name: str, mark: str) -> None:
 
 
 def test_numbers_are_ordered_by_value(folder: Path) -> None:
-    source = open_table(table(folder, "path,label\np/0.png,10\np/1.png,9\np/2.png,0\n"), multi_label=False).parts["train"]
+    source = open_table(table(folder, "path,label\np/0.png,10\np/1.png,9\np/2.png,0\n"), multi_label=False).parts[
+        "train"
+    ]
     assert source.labels == ("0", "9", "10") and source.targets.tolist() == [2, 1, 0]
 
 

@@ -11,7 +11,7 @@ from test_inspection import VITS, lively
 FITTING = {
     name: config
     for name, config in VITS.items()
-    if config.positions not in ("rotary", "relative") and config.attention == "global" and not config.post_norm
+    if config.pos_embed not in ("rotary", "relative") and config.attention_pattern == "global" and not config.post_norm
 }
 
 
@@ -37,7 +37,7 @@ def test_what_no_head_reads_is_not_computed() -> None:
 @pytest.mark.parametrize("name", FITTING)
 def test_patches_that_are_alike_can_be_merged_for_nothing(name: str) -> None:
     """Every patch occurs several times and positions say nothing: half the tokens carry all that there is."""
-    config = FITTING[name].replace(positions="none")
+    config = FITTING[name].replace(pos_embed="none")
     if config.stem != "linear":
         pytest.skip("behind convolutions equal patches do not stay equal at the borders")
     model = lively(config)

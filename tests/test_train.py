@@ -25,6 +25,7 @@ from patchword.config import (
     DataConfig,
     DistillConfig,
     OptimConfig,
+    ProgressiveResizeConfig,
     ResNetConfig,
     ScheduleConfig,
     ViTConfig,
@@ -73,7 +74,7 @@ def parts(**changes: Any) -> DatasetSplits:
 
 
 def config(**changes: Any) -> Config:
-    base: dict[str, Any] = {"model": TINY, "batch_size": 16, "steps": 4, "data": DataConfig(workers=0)}
+    base: dict[str, Any] = {"model": TINY, "batch_size": 16, "steps": 4, "data": DataConfig(num_workers=0)}
     return Config(**{**base, **changes})
 
 
@@ -95,8 +96,15 @@ def shrunk(recipe: Config, teacher: Path) -> Config:
         wide = {"embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 32, "in_channels": 3}
         small = {"image_size": 16, "patch_size": 4, "stem": "linear", "stem_layers": ()}
         model = recipe.model.replace(**wide, **small)
-    changes: dict[str, Any] = {"model": model, "batch_size": 4, "steps": 1, "budget": None, "threads": 1, "log": ()}
-    changes["data"] = recipe.data.replace(workers=0)
+    changes: dict[str, Any] = {
+        "model": model,
+        "batch_size": 4,
+        "steps": 1,
+        "budget": None,
+        "num_threads": 1,
+        "loggers": (),
+    }
+    changes["data"] = recipe.data.replace(num_workers=0)
     if recipe.init:
         changes |= {"init": str(teacher), "image_size": 16}
     if recipe.distill.teacher:
@@ -171,20 +179,20 @@ def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_evaluations_are_few_where_epochs_are_short(tmp_path: Path) -> None:
     few = DatasetSplits(parts().train.subset(np.arange(16)), parts().train.subset(np.arange(16, 32)))
-    train(config(steps=450, batch_size=16, evaluate_every=1.0), tmp_path / "run", parts=few)
+    train(config(steps=450, batch_size=16, eval_every=1.0), tmp_path / "run", parts=few)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert 200 <= sum(row["kind"] == "val" for row in rows) <= 226
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
-    strong = AugmentConfig(crop="shift", flip=0.5, mixup=0.4, erase=0.3)
+    strong = AugmentConfig(crop="shift", flip=0.5, mixup=0.4, random_erasing=0.3)
     run = lambda **k: losses(trainer(model=TINY.replace(dropout=0.1), augment=strong, **k), 5)  # noqa: E731
-    assert run() == run() == run(data=DataConfig(workers=2)) == run(data=DataConfig(workers=3))
+    assert run() == run() == run(data=DataConfig(num_workers=2)) == run(data=DataConfig(num_workers=3))
     assert run() != run(seed=1)
 
 
 def test_accumulation_makes_the_same_steps() -> None:
-    whole, split = losses(trainer(), 6), losses(trainer(accumulate=4), 6)
+    whole, split = losses(trainer(), 6), losses(trainer(grad_accum_steps=4), 6)
     assert split == pytest.approx(whole, abs=1e-5)
 
 
@@ -201,7 +209,10 @@ def test_balanced_sampling() -> None:
     source = stripes()
     rare = source.subset(np.flatnonzero((source.targets > 0) | (np.arange(48) < 4)))
     made = Trainer(
-        config(data=DataConfig(workers=0, balanced=True)), DatasetSplits(rare, rare), ProcessGroup(), fresh=True
+        config(data=DataConfig(num_workers=0, balanced_sampling=True)),
+        DatasetSplits(rare, rare),
+        ProcessGroup(),
+        fresh=True,
     )
     made.begin()
     seen = np.concatenate([next(made.batches).targets.numpy() for _ in range(30)])
@@ -218,7 +229,7 @@ def test_class_weights_do_not_depend_on_how_a_batch_is_divided() -> None:
     rare = source.subset(np.flatnonzero((source.targets > 0) | (np.arange(48) < 4)))
     found = []
     for accumulate in (1, 4):
-        run = config(class_weights=True, accumulate=accumulate, threads=1)
+        run = config(class_weights=True, grad_accum_steps=accumulate, num_threads=1)
         made = Trainer(run, DatasetSplits(rare, rare), ProcessGroup(), fresh=True)
         made.begin()
         found.append(losses(made, 6))
@@ -226,8 +237,8 @@ def test_class_weights_do_not_depend_on_how_a_batch_is_divided() -> None:
 
 
 @pytest.mark.parametrize("optim", [
-    OptimConfig(name="sgd", lr=0.03), OptimConfig(name="muon", lr=1e-2), OptimConfig(lr=1e-2, sam=0.05),
-    OptimConfig(lr=1e-2, layer_decay=0.7, head_lr=2.0),
+    OptimConfig(name="sgd", lr=0.03), OptimConfig(name="muon", lr=1e-2), OptimConfig(lr=1e-2, sam_rho=0.05),
+    OptimConfig(lr=1e-2, layer_decay=0.7, head_lr_scale=2.0),
 ], ids=lambda o: f"{o.name}-{o.sam}-{o.layer_decay}")  # fmt: skip
 def test_every_optimiser_learns(optim: OptimConfig) -> None:
     found = losses(trainer(optim=optim), 180)
@@ -236,7 +247,9 @@ def test_every_optimiser_learns(optim: OptimConfig) -> None:
 
 def test_groups_have_their_rates_and_decay() -> None:
     model = pw.build_model(TINY)
-    groups = make_optimisers(model, OptimConfig(lr=1.0, layer_decay=0.5, head_lr=3.0, weight_decay=0.1))[0].param_groups
+    groups = make_optimisers(model, OptimConfig(lr=1.0, layer_decay=0.5, head_lr_scale=3.0, weight_decay=0.1))[
+        0
+    ].param_groups
     place = {id(p): g for g in groups for p in g["params"]}
     named = {n: place[id(p)] for n, p in model.named_parameters()}
     assert named["head.weight"]["peak"] == 3.0 and named["norm.weight"]["peak"] == 1.0
@@ -314,7 +327,7 @@ def test_sam_comes_back_to_the_bit() -> None:
 
 @pytest.mark.parametrize("shape", ["cosine", "linear", "rsqrt", "constant"])
 def test_schedules(shape: Any) -> None:
-    schedule = ScheduleConfig(shape=shape, warmup=0.1, cooldown=0.2)
+    schedule = ScheduleConfig(shape=shape, warmup_fraction=0.1, cooldown_fraction=0.2)
     values = [rate(schedule, i / 1000) for i in range(1001)]
     assert values[50] == pytest.approx(0.5) and max(values) == pytest.approx(1.0) and values[0] > 0
     assert all(b <= a + 1e-9 for a, b in zip(values[100:], values[101:], strict=False))
@@ -340,7 +353,7 @@ def test_a_budget_keeps_time_back() -> None:
 
 
 def test_lora_trains_little_and_merges_exactly() -> None:
-    made = trainer(lora=2, optim=OptimConfig(lr=1e-2))
+    made = trainer(lora_rank=2, optim=OptimConfig(lr=1e-2))
     names = [n for n, p in made.model.named_parameters() if p.requires_grad]
     assert all("down" in n or "up" in n or n.startswith("head") for n in names)
     found = losses(made, 150)
@@ -385,7 +398,7 @@ def test_frozen_batch_norms_keep_their_statistics() -> None:
         assert len(first) == 2 < len(before) and still == (first if frozen else set())
 
 
-@pytest.mark.parametrize("changes", [{"attention": "local", "window": 1}, {"attention": "axial"}])
+@pytest.mark.parametrize("changes", [{"attention_pattern": "local", "window_size": 1}, {"attention_pattern": "axial"}])
 def test_averages_leave_masks_alone(changes: dict[str, Any]) -> None:
     made = trainer(model=TINY.replace(**changes), ema=0.5)
     losses(made, 3)
@@ -399,12 +412,14 @@ def test_averages_leave_masks_alone(changes: dict[str, Any]) -> None:
 def test_a_share_of_the_start_stays_in_what_is_evaluated(teacher: Path, lora: int) -> None:
     """The start is the probed head, too, which is in no file but the run's: a resumed run has it from its state."""
     data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16)))
-    mixed = config(init=str(teacher), head="probe", ema=0.5, start_share=0.3, lora=lora, optim=OptimConfig(lr=1e-2))
+    mixed = config(
+        init=str(teacher), head_init="probe", ema=0.5, wise_ft_alpha=0.7, lora_rank=lora, optim=OptimConfig(lr=1e-2)
+    )
 
     def begun(fresh: bool, **changes: Any) -> Trainer:
         return Trainer(mixed.replace(**changes), data, ProcessGroup(), fresh=fresh)
 
-    whole, plain = begun(True), begun(True, start_share=0.0)
+    whole, plain = begun(True), begun(True, wise_ft_alpha=1.0)
     start = {n: t.clone() for n, t in whole.model.state_dict().items()}
     assert start["head.weight"].abs().sum() > 0
     for made in (whole, plain):
@@ -431,7 +446,7 @@ def test_validation_decides_how_much_of_the_start_stays(
     """All but the share that is to win are given a worse loss; what wins is what is published, and told of. `earlier`:
     steps before the last are given a better accuracy, so that one of them is published, and nothing is told."""
     data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
-    mixed = config(init=str(teacher), head="probe", start_share=0.5, optim=OptimConfig(lr=1e-2), steps=6)
+    mixed = config(init=str(teacher), head_init="probe", wise_ft_alpha=0.5, optim=OptimConfig(lr=1e-2), steps=6)
     answers: list[Answers] = []
     seen: dict[float, torch.Tensor] = {}
     ask_really, figure = loop.ask, Answers.figures
@@ -501,7 +516,9 @@ class Dies(Callback):
 @pytest.mark.parametrize("former", [False, True], ids=["resolved", "config of an older version"])
 def test_a_finetuning_run_is_resumed_whatever_model_its_config_has(teacher: Path, tmp_path: Path, former: bool) -> None:
     """Older versions wrote the config as it was given; the architecture comes from `init` either way."""
-    tuned = config(init=str(teacher), model=ViTConfig(drop_path=0.1), head="probe", image_size=32, steps=6, ema=0.5)
+    tuned = config(
+        init=str(teacher), model=ViTConfig(drop_path=0.1), head_init="probe", image_size=32, steps=6, ema=0.5
+    )
     train(tuned, tmp_path / "whole", parts=other_classes())
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):  # the first checkpoint is that of step 3
@@ -533,7 +550,7 @@ def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monk
                 stop.signal = signal.SIGTERM
 
     data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
-    begun = config(init=str(teacher), head="probe", steps=12)
+    begun = config(init=str(teacher), head_init="probe", steps=12)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(loop, "Stop", lambda: contextlib.nullcontext(stop))
         train(begun, tmp_path / "run", parts=data, watchers=(Stopper(),))
@@ -557,8 +574,8 @@ def test_what_is_assumed_of_weights_is_told(tmp_path: Path) -> None:
 
 
 def test_a_share_of_the_start_needs_weights_to_start_from() -> None:
-    with pytest.raises(ConfigError, match="start_share .* needs init"):
-        config(start_share=0.3)
+    with pytest.raises(ConfigError, match="wise_ft_alpha .* needs init"):
+        config(wise_ft_alpha=0.7)
 
 
 def test_answers_that_are_no_numbers_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,7 +604,7 @@ def test_freezing_the_first_third() -> None:
 
 
 def test_gradient_checkpointing_changes_nothing() -> None:
-    assert losses(trainer(model=TINY.replace(checkpoint_blocks=True)), 3) == pytest.approx(
+    assert losses(trainer(model=TINY.replace(grad_checkpointing=True)), 3) == pytest.approx(
         losses(trainer(), 3), abs=1e-6
     )
 
@@ -596,7 +613,7 @@ def test_fine_tuning_replaces_the_head(teacher: Path, tmp_path: Path) -> None:
     data = DatasetSplits(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
     start = Trainer(config(init=str(teacher)), data, ProcessGroup(), fresh=True)
     assert start.model.head.weight.shape == (2, 16) and not start.model.head.weight.any()  # type: ignore[union-attr, operator]
-    solved = Trainer(config(init=str(teacher), head="probe"), data, ProcessGroup(), fresh=True)
+    solved = Trainer(config(init=str(teacher), head_init="probe"), data, ProcessGroup(), fresh=True)
     assert solved.model.head.weight.any() and solved.notes[-1].code == "head_probed"  # type: ignore[union-attr, operator]
     kept = Trainer(
         config(init=str(teacher)), DatasetSplits(stripes(16, 16, 3), stripes(16, 16, 3)), ProcessGroup(), fresh=True
@@ -610,7 +627,7 @@ def test_a_probed_head_beats_zeros_from_the_first_step(teacher: Path, tmp_path: 
     data = DatasetSplits(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
     found = {}
     for head in ("zero", "probe"):
-        run = config(init=str(teacher), head=head, steps=1, optim=OptimConfig(lr=1e-6))
+        run = config(init=str(teacher), head_init=head, steps=1, optim=OptimConfig(lr=1e-6))
         outcome = train(run, tmp_path / head, parts=data)
         assert outcome is not None
         found[head] = outcome.figures["val"]["nll"]
@@ -623,7 +640,7 @@ def test_a_head_for_the_same_pictures_by_other_names_recalls_the_old_one(tmp_pat
     few, many, names = stripes(12), stripes(64), ["p", "q", "r", "s"]
     wrong = np.where(np.arange(12) < 4, (few.targets + 1) % 4, few.targets)
     named = ArraySource(few.images, names, wrong), ArraySource(many.images, names, many.targets)
-    run = config(init=str(tmp_path / "base"), head="probe", batch_size=4)
+    run = config(init=str(tmp_path / "base"), head_init="probe", batch_size=4)
     made = Trainer(run, DatasetSplits(*named), ProcessGroup(), fresh=True)
     assert any("old head" in note for note in made.notes), made.notes
     made.model.eval()
@@ -649,7 +666,9 @@ def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
 def test_a_teacher_sees_whole_pictures_where_the_student_has_small_ones(teacher: Path) -> None:
     data = DatasetSplits(stripes(32, 16, 3), stripes(8, 16, 3))
     model = TINY.replace(in_channels=3, image_size=16)
-    run = config(model=model, distill=DistillConfig(teacher=str(teacher)), early_scale=0.5, early_part=1.0)
+    run = config(
+        model=model, distill=DistillConfig(teacher=str(teacher)), progressive_resize=ProgressiveResizeConfig(0.5, 1.0)
+    )
     made = Trainer(run, data, ProcessGroup(), fresh=True)
     made.begin()
     made.early = True
@@ -739,7 +758,7 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
             Image.new("L", (8, 8), 255 * (i % 2)).save(path)
     (tmp_path / "data/train/a/0.png").write_bytes(b"nothing")
     (tmp_path / "data/val/b/1.png").write_bytes(b"nothing")
-    run = config(data=DataConfig(source=str(tmp_path / "data"), workers=2), batch_size=4, steps=6)
+    run = config(data=DataConfig(source=str(tmp_path / "data"), num_workers=2), batch_size=4, steps=6)
     outcome = train(run, tmp_path / "run")
     assert outcome is not None and outcome.figures["val"]["n"] == 5
     notes = [n for n in outcome.notes if n.code == "images_unreadable"]
@@ -755,7 +774,7 @@ def test_overrides() -> None:
     changed = apply_overrides(
         base, {"optim.lr": 3e-5, "budget": "1h30m", "augment": "medium", "model": "S/16", "log": "wandb"}
     )
-    assert (changed.optim.lr, changed.budget, changed.augment.magnitude) == (3e-5, 5400.0, 15)
+    assert (changed.optim.lr, changed.budget, changed.augment.randaug_magnitude) == (3e-5, 5400.0, 15)
     assert isinstance(changed.model, ViTConfig) and changed.model.embed_dim == 384 and changed.log == ("wandb",)
     for path, named in (
         ("optim.lrr", "Did you mean lr"),
@@ -765,9 +784,9 @@ def test_overrides() -> None:
         with pytest.raises(ConfigError, match=named):
             apply_overrides(base, {path: 1})
     assert base.freeze == apply_overrides(base, {"epochs": 1}).freeze == ("first-third",)
-    for change in ({"model": "S/16"}, {"init": "none"}, {"lora": 8}):
+    for change in ({"model": "S/16"}, {"init": "none"}, {"lora_rank": 8}):
         assert apply_overrides(base, change).freeze == (), "new weights must learn"
-        assert apply_overrides(base, change).start_share == (0.5 if "lora" in change else 0.0)
+        assert apply_overrides(base, change).wise_ft_alpha == (0.5 if "lora_rank" in change else 1.0)
     assert apply_overrides(base, {"init": "none", "freeze": "stem"}).freeze == ("stem",)
     for order in (("model.embed_dim", "model.num_heads"), ("model.num_heads", "model.embed_dim")):
         wide = apply_overrides(
@@ -796,11 +815,11 @@ def test_overrides() -> None:
 def test_tensorboard(tmp_path: Path) -> None:
     from patchword.training.loggers import make_loggers
 
-    run = config(log=("tensorboard",))
+    run = config(loggers=("tensorboard",))
     train(run, tmp_path / "run", parts=parts(), watchers=make_loggers(run))
     assert list((tmp_path / "run/tensorboard").glob("events.*"))
     with pytest.raises(ConfigError, match=r"\.\[log\]"):
-        make_loggers(config(log=("mlflow", "wandb")))
+        make_loggers(config(loggers=("mlflow", "wandb")))
 
 
 def test_the_command_line_trains_and_answers(tmp_path: Path) -> None:
@@ -832,16 +851,19 @@ def test_the_command_line_trains_and_answers(tmp_path: Path) -> None:
 def test_small_pictures_first(tmp_path: Path) -> None:
     """Steps of the first part see small pictures, the others whole ones; the model that comes out takes whole ones."""
     sizes: list[int] = []
-    made = trainer(early_scale=0.6, early_part=0.5)
+    made = trainer(progressive_resize=ProgressiveResizeConfig(0.6, 0.5))
     made.model.register_forward_pre_hook(lambda module, inputs: sizes.append(inputs[0].shape[-1]))
     for step in range(6):
         made.advance(step / 6)
     assert sizes == [4, 4, 4, 8, 8, 8], "0.6 of eight pixels, in whole patches of two"
-    outcome = train(config(steps=6, early_scale=0.1), tmp_path / "run", parts=parts())
+    outcome = train(config(steps=6, progressive_resize=ProgressiveResizeConfig(0.1)), tmp_path / "run", parts=parts())
     assert outcome is not None and outcome.figures["test"]["n"] == 20
-    trainer(early_scale=0.5, model=TINY.replace(positions="relative", attention="local", window=3)).advance(0.0)
-    with pytest.raises(ConfigError, match="early_scale"):
-        trainer(early_scale=0.5, model=TINY.replace(positions="rotary"))
+    trainer(
+        progressive_resize=ProgressiveResizeConfig(0.5),
+        model=TINY.replace(pos_embed="relative", attention_pattern="local", window_size=3),
+    ).advance(0.0)
+    with pytest.raises(ConfigError, match="progressive_resize"):
+        trainer(progressive_resize=ProgressiveResizeConfig(0.5), model=TINY.replace(pos_embed="rotary"))
 
 
 def test_gradients_of_shares_lie_in_memory_as_their_weights() -> None:
@@ -849,7 +871,7 @@ def test_gradients_of_shares_lie_in_memory_as_their_weights() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        shared = trainer(batch_size=32, lora=2)
+        shared = trainer(batch_size=32, lora_rank=2)
         assert shared.shares is not None
         losses(shared, 2)
         shared.gradients([next(shared.batches)])

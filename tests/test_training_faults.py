@@ -28,7 +28,7 @@ TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=
 
 
 def config(**changes: Any) -> Config:
-    return Config(**{"model": TINY, "batch_size": 8, "steps": 2, "data": DataConfig(workers=0), **changes})
+    return Config(**{"model": TINY, "batch_size": 8, "steps": 2, "data": DataConfig(num_workers=0), **changes})
 
 
 def shades(count: int, labels: list[str]) -> ArraySource:
@@ -52,7 +52,7 @@ def test_a_part_that_cannot_be_read_is_told_before_the_first_step(part: str, tmp
         paint(tmp_path / "data" / name)
     for path in (tmp_path / "data" / part).rglob("*.png"):
         path.write_bytes(b"nothing")
-    run = config(data=DataConfig(source=str(tmp_path / "data"), workers=0))
+    run = config(data=DataConfig(source=str(tmp_path / "data"), num_workers=0))
     with pytest.raises(DataError, match=f"The part '{part}' cannot be read: none of the 6 pictures"):
         train(run, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -127,7 +127,9 @@ def test_threads_are_as_they_were_after_a_run(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        train(config(threads=1), tmp_path / "run", parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
+        train(
+            config(num_threads=1), tmp_path / "run", parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"]))
+        )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -161,7 +163,7 @@ def test_a_probe_that_sees_a_part_of_validation_sees_all_classes(
     by_class = source.subset(np.argsort(source.targets, kind="stable"))
     data = DatasetSplits(source, by_class)
     train(config(), tmp_path / "base", parts=data)
-    run = config(init=str(tmp_path / "base"), head="probe", optim=OptimConfig(lr=1e-5))
+    run = config(init=str(tmp_path / "base"), head_init="probe", optim=OptimConfig(lr=1e-5))
     relabelled = DatasetSplits(*(ArraySource(s.images, ["x", "y", "z"], s.targets) for s in (source, by_class)))
     train(run, tmp_path / "run", parts=relabelled)
     assert len(seen) == 1 and len(seen[0]) == 12 and seen[0].unique().tolist() == [0, 1, 2]

@@ -10,10 +10,10 @@ config = Config(
     data=DataConfig(source="cifar10", val_fraction=0.04),
     model=ViTConfig(
         image_size=(32, 32), patch_size=(4, 4), embed_dim=64, depth=4, num_heads=2, mlp_dim=128,
-        class_token=False, pooling="average", positions="sincos",
+        class_token=False, pooling="average", pos_embed="sincos",
     ),
     augment=AugmentConfig(crop="shift", flip=0.5),
     optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),
-    schedule=ScheduleConfig(shape="linear", warmup=0.05),
+    schedule=ScheduleConfig(shape="linear", warmup_fraction=0.05),
     batch_size=128,
 )  # fmt: skip

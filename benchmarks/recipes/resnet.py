@@ -1,6 +1,6 @@
 """He et al.'s ResNet for CIFAR-10 with all else as in `cifar10_scratch`: optimiser, augmentation, small pictures first.
 
-Command: patchword train benchmarks/recipes/resnet.py --budget 10m [--model.layers 2 2 2 --model.width_factor 2]
+Command: patchword train benchmarks/recipes/resnet.py --budget 10m [--model.layers 2 2 2 --model.width-factor 2]
 """
 
 from patchword.config import ResNetConfig

@@ -11,8 +11,8 @@ config = Config(
     model=ViTConfig(image_size=(32, 32), patch_size=(4, 4), embed_dim=128, depth=6, num_heads=4, mlp_dim=512),
     augment=AugmentConfig(crop="shift", flip=0.5),
     optim=OptimConfig(name="adamw", lr=1e-3, weight_decay=0.05),
-    schedule=ScheduleConfig(shape="cosine", warmup=0.05),
+    schedule=ScheduleConfig(shape="cosine", warmup_fraction=0.05),
     batch_size=128,
     budget=600,
-    flip_test=True,
+    tta_flip=True,
 )

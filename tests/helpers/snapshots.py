@@ -27,7 +27,46 @@ UPDATE = os.environ.get("PATCHWORD_UPDATE_SNAPSHOTS") == "1"
 # new name, and applied to what is stored before it is compared. A new name may go one level down ("resize.scale").
 # A rename in one document only is written "document:path.to.old" -> "new", with the old names in the path and without
 # "[]": "evaluate:comparison.first".
-RENAMED_KEYS: dict[str, str] = {}
+RENAMED_KEYS: dict[str, str] = {
+    "accumulate": "grad_accum_steps",
+    "agreement": "parity",
+    "balanced": "balanced_sampling",
+    "checkpoint_blocks": "grad_checkpointing",
+    "clip": "clip_grad_norm",
+    "colour": "color_jitter",
+    "convert:config.attention": "attention_pattern",
+    "cooldown": "cooldown_fraction",
+    "early_part": "progressive_resize.fraction",
+    "early_scale": "progressive_resize.scale",
+    "erase": "random_erasing",
+    "evaluate_every": "eval_every",
+    "final": "min_lr_ratio",
+    "flip_test": "tta_flip",
+    "head_lr": "head_lr_scale",
+    "keep": "keep_last",
+    "local_start": "local_attention_init",
+    "log": "loggers",
+    "lora": "lora_rank",
+    "magnitude": "randaug_magnitude",
+    "memory": "cache_gib",
+    "operations": "randaug_ops",
+    "position_prefix": "pos_embed_prefix",
+    "position_resample": "pos_embed_resample",
+    "positions": "pos_embed",
+    "run_config:config.head": "head_init",
+    "run_config:config.model.attention": "attention_pattern",
+    "run_model:config.attention": "attention_pattern",
+    "sam": "sam_rho",
+    "serve_model:config.attention": "attention_pattern",
+    "several": "multi_label",
+    "shift": "shift_limit",
+    "standardisation": "weight_standardization",
+    "start_share": "wise_ft_alpha",
+    "threads": "num_threads",
+    "warmup": "warmup_fraction",
+    "window": "window_size",
+    "workers": "num_workers",
+}
 # Every key that documents got since then, with its type: "document:[].path.to.key" -> "number", in the new names.
 ADDED_KEYS: dict[str, str] = {
     "serve_attention:results[].code": "string",

@@ -102,18 +102,18 @@ def with_channels(preprocess: Preprocess | None, channels: int) -> Preprocess | 
 def place_positions(tensors: dict[str, Tensor], config: ViTConfig, wanted: int) -> tuple[dict[str, Tensor], ViTConfig]:
     """The same model with positions for `wanted` prefix tokens: surplus ones are added to their token, new are zero."""
     have = config.num_positioned
-    if config.positions != "learned" or wanted == have:
+    if config.pos_embed != "learned" or wanted == have:
         return tensors, config
     tensors = dict(tensors)
     table = tensors["positions.table"]
     if wanted > have:
         zeros = table.new_zeros(1, wanted - have, table.shape[2])
         tensors["positions.table"] = torch.cat([table[:, :have], zeros, table[:, have:]], dim=1)
-        return tensors, config.replace(position_prefix=wanted)
+        return tensors, config.replace(pos_embed_prefix=wanted)
     names = [n for n in ("class_token", "distillation_token", "registers") if n in tensors]
     prefix = torch.cat([tensors[n] for n in names], dim=1)
     prefix[:, wanted:have] += table[:, wanted:have]
     for name, part in zip(names, prefix.split([tensors[n].shape[1] for n in names], dim=1), strict=True):
         tensors[name] = part.clone()
     tensors["positions.table"] = torch.cat([table[:, :wanted], table[:, have:]], dim=1)
-    return tensors, config.replace(position_prefix=wanted)
+    return tensors, config.replace(pos_embed_prefix=wanted)

@@ -18,9 +18,9 @@ from .tensor_files import MODEL_FILES, TENSOR_SUFFIXES, write_tensors
 
 WRITABLE = tuple(f.name for f in FAMILIES if f.writes)
 # These are not about the weights; a format need not hold them.
-UNSTATED = {"position_resample", "dropout", "drop_path", "patch_dropout", "checkpoint_blocks", "window"}
+UNSTATED = {"pos_embed_resample", "dropout", "drop_path", "patch_dropout", "grad_checkpointing", "window_size"}
 # A format that implies another value for these still holds the weights: the outputs differ a little.
-NUMERIC = {"activation", "norm_eps", "standardisation"}
+NUMERIC = {"activation", "norm_eps", "weight_standardization"}
 
 
 def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bool = False) -> list[Note]:
@@ -156,9 +156,9 @@ def flag(name: str, value: Any) -> str:
 def comparable(config: Any) -> Fields:
     """A config's fields with what follows from others filled in, without what is not about the weights."""
     fields = {k: v for k, v in config.to_json().items() if k not in UNSTATED}
-    fields |= {"head_dim": config.attention_dim, "position_prefix": config.num_positioned}
+    fields |= {"head_dim": config.attention_dim, "pos_embed_prefix": config.num_positioned}
     if config.stem != "resnet":
-        del fields["standardisation"]
+        del fields["weight_standardization"]
     return fields | {"layer_scale": config.layer_scale is not None}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import __version__
 from ..config import ModelConfig, ResNetConfig, ViTConfig
+from ..config.format_v1 import upgrade_model
 from ..core.io import atomic_output, read_json, sha256, write_json
 from ..data.preprocess import Preprocess
 from ..errors import CheckpointError, ConfigError, Note
@@ -14,7 +15,7 @@ from .checkpoint import Checkpoint
 from .mapping import listed
 from .tensor_files import MODEL_FILES, read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2  # 1 is read, too (config/format_v1.py)
 WEIGHTS, MODEL_JSON = "model.safetensors", "model.json"
 CHECKPOINTS = "checkpoints"  # of a run
 KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
@@ -50,11 +51,12 @@ def model_json(checkpoint: Checkpoint) -> dict[str, Any]:
 def read_model_dir(folder: Path) -> Checkpoint:
     """Reads a folder back; a damaged or foreign file is named, never half loaded."""
     said = read_json(folder / MODEL_JSON)
-    if said.get("format") != FORMAT:
+    if said.get("format") not in (1, FORMAT):
         raise CheckpointError(
-            f"{folder / MODEL_JSON} has format {said.get('format')!r}; this patchword reads {FORMAT}. "
+            f"{folder / MODEL_JSON} has format {said.get('format')!r}; this patchword reads 1 and {FORMAT}. "
             "A newer patchword may have written it."
         )
+    said = upgrade_model(said) if said["format"] == 1 else said
     try:
         config = KINDS[said["architecture"]].from_json(said["config"])
         preprocess = read_preprocess(said["preprocess"], config)

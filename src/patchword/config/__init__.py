@@ -1,8 +1,16 @@
 """Everything that can be chosen, as frozen dataclasses: models (model.py) and training runs (train.py). No torch."""
 
 from .json_config import JsonConfig, cast
-from .model import MAX_BLOCKS, MAX_STAGES, ModelConfig, Resample, ResNetConfig, Size, Standardisation, ViTConfig
-from .train import AugmentConfig, Config, DataConfig, DistillConfig, OptimConfig, ScheduleConfig
+from .model import MAX_BLOCKS, MAX_STAGES, ModelConfig, Resample, ResNetConfig, Size, ViTConfig, WeightStandardization
+from .train import (
+    AugmentConfig,
+    Config,
+    DataConfig,
+    DistillConfig,
+    OptimConfig,
+    ProgressiveResizeConfig,
+    ScheduleConfig,
+)
 
 __all__ = [
     "MAX_BLOCKS",
@@ -14,11 +22,12 @@ __all__ = [
     "JsonConfig",
     "ModelConfig",
     "OptimConfig",
+    "ProgressiveResizeConfig",
     "ResNetConfig",
     "Resample",
     "ScheduleConfig",
     "Size",
-    "Standardisation",
+    "WeightStandardization",
     "ViTConfig",
     "cast",
 ]

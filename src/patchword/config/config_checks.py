@@ -55,7 +55,7 @@ def narrow_heads(model: ViTConfig) -> list[Finding]:
 def learning_rate(config: Config) -> list[Finding]:
     """Rates far outside of what works. Pretrained weights survive less than new ones, which LoRA and a head are."""
     optim, pretrained = config.optim, config.init is not None
-    only_new = config.lora > 0 or "all-but-head" in config.freeze
+    only_new = config.lora_rank > 0 or "all-but-head" in config.freeze
     highest = HIGHEST[optim.name]
     if pretrained and not only_new:
         highest = min(highest, GENTLE[optim.name] * (DECAYED if optim.layer_decay < 1 else 1))

@@ -16,7 +16,7 @@ REGULARIZATION_FIELDS = (
     "dropout",
     "drop_path",
     "patch_dropout",
-    "checkpoint_blocks",
+    "grad_checkpointing",
 )  # fields without weights, so that they
 # can be asked for, too, where the rest of a model comes from a file
 
@@ -27,7 +27,7 @@ Pooling = Literal["class", "average", "attention", "class+average"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 AttentionPattern = Literal["global", "axial", "local"]
 ResNetKind = Literal["bit", "cifar"]
-Standardisation = Literal["google", "timm", "bit"]
+WeightStandardization = Literal["google", "timm", "bit"]
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,23 @@ class ViTConfig(JsonConfig):
     stem_layers: tuple[int, ...] = ()  # resnet: units per stage; conv: channels per stage, each halving the image
     stem_convs: int = 1  # conv: convolutions of a stage
     stem_width: int = 64  # resnet: channels of the root
-    standardisation: Standardisation = "google"  # resnet: whose formula standardises the convolution weights
+    weight_standardization: WeightStandardization = (
+        "google"  # resnet: whose formula standardises the convolution weights
+    )
     patch_norm: bool = False  # LayerNorm before and after the patch projection, as vit-pytorch has it
 
     class_token: bool = True
     distillation: bool = False  # a second token and a second head (DeiT)
     num_registers: int = 0
-    positions: Positions = "learned"
-    position_prefix: int | None = None  # prefix tokens with a learned position; None: class and distillation
-    local_start: float = 0.0  # relative: how firmly each head of a new model looks at one neighbour; 0: at all alike
-    position_resample: Resample = "google"  # whose rule resizes the positions when the image size changes
+    pos_embed: Positions = "learned"
+    pos_embed_prefix: int | None = None  # prefix tokens with a learned position; None: class and distillation
+    local_attention_init: float = (
+        0.0  # relative: how firmly each head of a new model looks at one neighbour; 0: at all alike
+    )
+    pos_embed_resample: Resample = "google"  # whose rule resizes the positions when the image size changes
 
-    attention: AttentionPattern = "global"
-    window: int = 7  # side of the square a token sees, for local attention
+    attention_pattern: AttentionPattern = "global"
+    window_size: int = 7  # side of the square a token sees, for local attention
     qkv_bias: bool = True
     out_bias: bool = True
     qk_norm: bool = False
@@ -76,7 +80,7 @@ class ViTConfig(JsonConfig):
     dropout: float = 0.0
     drop_path: float = 0.0
     patch_dropout: float = 0.0
-    checkpoint_blocks: bool = False  # recompute the blocks in the backward pass: less memory, a third more work
+    grad_checkpointing: bool = False  # recompute the blocks in the backward pass: less memory, a third more work
 
     def validate(self) -> None:
         self._validate_ranges()
@@ -96,7 +100,7 @@ class ViTConfig(JsonConfig):
         # Wide enough for any ViT ever published; a damaged file must not make us build a monster.
         limits = {"in_channels": (1, 1024), "num_classes": (0, 1_000_000), "embed_dim": (1, 32768)}
         limits |= {"depth": (0, MAX_BLOCKS), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
-        limits |= {"stem_convs": (1, 16), "stem_width": (1, 4096), "num_registers": (0, 1024), "window": (1, 1024)}
+        limits |= {"stem_convs": (1, 16), "stem_width": (1, 4096), "num_registers": (0, 1024), "window_size": (1, 1024)}
         for name, (low, high) in limits.items():
             self.require(low <= getattr(self, name) <= high, f"{name} must be between {low} and {high}.")
         for name in ("image_size", "patch_size"):
@@ -106,7 +110,7 @@ class ViTConfig(JsonConfig):
         for name in ("dropout", "drop_path", "patch_dropout"):
             self.require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1.")
         self.require(self.norm_eps > 0, "norm_eps must be positive.")
-        self.require(0 <= self.local_start <= 10, "local_start must be between 0 and 10.")
+        self.require(0 <= self.local_attention_init <= 10, "local_attention_init must be between 0 and 10.")
         self.require(self.head_dim is None or 1 <= self.head_dim <= 4096, "head_dim must be between 1 and 4096.")
         self.require(self.pre_logits is None or 1 <= self.pre_logits <= 262144, "pre_logits must be 1 to 262144.")
 
@@ -128,20 +132,21 @@ class ViTConfig(JsonConfig):
         self.require(not (self.post_norm and self.norm_after_pool), "post_norm has no final norm to put after pooling.")
         self.require(
             0 <= self.num_positioned <= self.num_prefix,
-            f"position_prefix {self.position_prefix}: the model has {self.num_prefix} prefix tokens.",
+            f"pos_embed_prefix {self.pos_embed_prefix}: the model has {self.num_prefix} prefix tokens.",
         )
         self.require(
-            not self.position_prefix or self.positions in ("learned", "learned_2d"),
-            f"positions {self.positions!r} has no entries for prefix tokens; position_prefix must be 0.",
+            not self.pos_embed_prefix or self.pos_embed in ("learned", "learned_2d"),
+            f"pos_embed {self.pos_embed!r} has no entries for prefix tokens; pos_embed_prefix must be 0.",
         )
-        unit = {"learned_2d": 2, "sincos": 4}.get(self.positions, 1)
-        self.require(self.embed_dim % unit == 0, f"positions {self.positions!r} needs embed_dim divisible by {unit}.")
-        self.require(self.positions != "sincos" or self.embed_dim >= 8, "positions 'sincos' needs embed_dim >= 8.")
+        unit = {"learned_2d": 2, "sincos": 4}.get(self.pos_embed, 1)
+        self.require(self.embed_dim % unit == 0, f"pos_embed {self.pos_embed!r} needs embed_dim divisible by {unit}.")
+        self.require(self.pos_embed != "sincos" or self.embed_dim >= 8, "pos_embed 'sincos' needs embed_dim >= 8.")
         self.require(
-            self.positions != "rotary" or self.attention_dim % 4 == 0, "rotary positions need head_dim in fours."
+            self.pos_embed != "rotary" or self.attention_dim % 4 == 0, "rotary positions need head_dim in fours."
         )
         self.require(
-            not self.patch_dropout or (self.positions not in ("relative", "rotary") and self.attention == "global"),
+            not self.patch_dropout
+            or (self.pos_embed not in ("relative", "rotary") and self.attention_pattern == "global"),
             "patch_dropout needs positions that are added to the tokens, and global attention.",
         )
         self.require(
@@ -153,11 +158,11 @@ class ViTConfig(JsonConfig):
     def table_bytes(self) -> int:
         """Memory for what the model computes instead of loading it, at its peak: no file's size is a limit to it."""
         patches, tokens = self.num_patches, self.num_patches + self.num_prefix
-        size = 16 * patches * self.embed_dim if self.positions == "sincos" else 0
-        if self.positions == "rotary":
+        size = 16 * patches * self.embed_dim if self.pos_embed == "sincos" else 0
+        if self.pos_embed == "rotary":
             size += patches * self.attention_dim * (4 * self.depth + 16)
-        if self.positions == "relative" or self.attention != "global":
-            size += tokens**2 * ((12 if self.positions == "relative" else 4) * self.depth + 32)
+        if self.pos_embed == "relative" or self.attention_pattern != "global":
+            size += tokens**2 * ((12 if self.pos_embed == "relative" else 4) * self.depth + 32)
         return size
 
     @property
@@ -168,9 +173,9 @@ class ViTConfig(JsonConfig):
     @property
     def num_positioned(self) -> int:
         """How many leading prefix tokens have a learned position of their own."""
-        if self.position_prefix is not None:
-            return self.position_prefix
-        return self.class_token + self.distillation if self.positions in ("learned", "learned_2d") else 0
+        if self.pos_embed_prefix is not None:
+            return self.pos_embed_prefix
+        return self.class_token + self.distillation if self.pos_embed in ("learned", "learned_2d") else 0
 
     @property
     def stem_stride(self) -> int:
@@ -196,7 +201,7 @@ class ViTConfig(JsonConfig):
     @property
     def resizable(self) -> bool:
         """Whether the model can be trained on smaller pictures than its own."""
-        return self.positions != "rotary"
+        return self.pos_embed != "rotary"
 
     @property
     def num_prefix(self) -> int:

@@ -62,10 +62,10 @@ def _implied(changes: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{' and '.join(lengths)} are both given; a run has one length.")
     given: dict[str, Any] = {"budget": None, "steps": None} if lengths else {}
     from_nothing = "model" in changes or ("init" in changes and _meant("init", changes["init"]) is None)
-    if from_nothing or changes.get("lora"):  # random weights must not stay; LoRA says itself what does
+    if from_nothing or changes.get("lora_rank"):  # random weights must not stay; LoRA says itself what does
         given["freeze"] = ()
     if from_nothing:
-        given["start_share"] = 0.0
+        given["wise_ft_alpha"] = 1.0
     if "model" not in changes:
         return given
     if _meant("init", changes.get("init")) is not None:
@@ -103,7 +103,7 @@ def _meant(path: str, value: Any) -> Any:
         return augmentation(value)
     if path == "freeze" and value in ("none", ["none"], ("none",)):
         return []
-    if path in ("log", "freeze") and isinstance(value, str):
+    if path in ("loggers", "freeze") and isinstance(value, str):
         return [value]
     return value
 

@@ -48,9 +48,9 @@ PRESETS: tuple[str, ...] = (
 # AugReg's RandAugment and Mixup
 AUGMENTATIONS: dict[str, dict[str, float]] = {
     "none": {},
-    "light": {"operations": 2, "magnitude": 10, "mixup": 0.2},
-    "medium": {"operations": 2, "magnitude": 15, "mixup": 0.5},
-    "strong": {"operations": 2, "magnitude": 20, "mixup": 0.8},
+    "light": {"randaug_ops": 2, "randaug_magnitude": 10, "mixup": 0.2},
+    "medium": {"randaug_ops": 2, "randaug_magnitude": 15, "mixup": 0.5},
+    "strong": {"randaug_ops": 2, "randaug_magnitude": 20, "mixup": 0.8},
 }
 
 

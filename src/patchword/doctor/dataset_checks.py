@@ -106,7 +106,7 @@ def imbalance(counts: np.ndarray, labels: tuple[str, ...], multi_label: bool) ->
     ratio = counts[most] / counts[least]
     if ratio < UNEVEN:
         return []
-    choice = "class_weights to true" if multi_label else "data.balanced or class_weights to true"
+    choice = "class_weights to true" if multi_label else "data.balanced_sampling or class_weights to true"
     return [
         Finding(
             "warning" if ratio >= VERY_UNEVEN else "note",

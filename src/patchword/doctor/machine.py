@@ -21,5 +21,5 @@ def machine_findings() -> list[Finding]:
         findings.append(Finding("warning", what, (), f"Set the environment variable OMP_NUM_THREADS={facts['cores']}."))
     if facts["memory_gib"] and facts["memory_gib"] < LITTLE:
         what = f"There are only {facts['memory_gib']:.1f} GiB of memory."
-        findings.append(Finding("warning", what, (), "Use a small model and batch_size, and set data.memory to 0."))
+        findings.append(Finding("warning", what, (), "Use a small model and batch_size, and set data.cache_gib to 0."))
     return findings

@@ -63,5 +63,11 @@ def predict_table(
 def fingerprint(classifier: Classifier) -> str:
     """Changes with anything that changes a prediction."""
     checkpoint = classifier.checkpoint
-    model = (checkpoint.config, classifier.preprocess, classifier.labels, checkpoint.temperature, checkpoint.multi_label)
+    model = (
+        checkpoint.config,
+        classifier.preprocess,
+        classifier.labels,
+        checkpoint.temperature,
+        checkpoint.multi_label,
+    )
     return digest(*model, classifier.engine_name, weights_digest(checkpoint.tensors))

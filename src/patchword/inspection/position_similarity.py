@@ -20,7 +20,7 @@ def position_similarity(model: ViT) -> np.ndarray:
     """(h, w, h, w): [i, j] is the map of the cosines of position (i, j) with all others."""
     table = model.positions.tables()[1]
     if table is None:
-        raise ValueError(NO_TABLE[model.config.positions])
+        raise ValueError(NO_TABLE[model.config.pos_embed])
     return table_similarity(table[0].float().cpu().numpy(), model.config.grid)
 
 

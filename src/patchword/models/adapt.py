@@ -15,7 +15,7 @@ from .pos_embed import resample_grid, resample_line
 State = dict[str, Tensor]
 
 # A change of these leaves every tensor as it is.
-FREE = {"dropout", "drop_path", "patch_dropout", "checkpoint_blocks", "position_resample", "local_start"}
+FREE = {"dropout", "drop_path", "patch_dropout", "grad_checkpointing", "pos_embed_resample", "local_attention_init"}
 ADAPTED = {"image_size", "in_channels", "num_classes", "pre_logits"}
 # The first layer that sees the image's channels, by kind of model.
 INPUT_WEIGHTS = {"linear": "patch_embed.proj.weight", "resnet": "stem.conv.weight", "conv": "stem.0.weight"}
@@ -95,16 +95,16 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
 
 def resample_positions(state: State, old: ViTConfig, new: ViTConfig) -> State:
     """Learned positions of any kind for another grid; fixed ones are computed anew by the model."""
-    mode, k = new.position_resample, old.num_positioned
+    mode, k = new.pos_embed_resample, old.num_positioned
     state = dict(state)
-    if old.positions == "learned":
+    if old.pos_embed == "learned":
         table = state["positions.table"][0]
         patches = resample_grid(table[k:], old.grid, new.grid, mode)
         state["positions.table"] = torch.cat([table[:k], patches])[None]
-    elif old.positions == "learned_2d":
+    elif old.pos_embed == "learned_2d":
         state["positions.rows"] = resample_line(state["positions.rows"], new.grid[0], mode)
         state["positions.columns"] = resample_line(state["positions.columns"], new.grid[1], mode)
-    elif old.positions == "relative":
+    elif old.pos_embed == "relative":
         before, after = ((2 * h - 1, 2 * w - 1) for h, w in (old.grid, new.grid))
         for layer in range(old.depth):
             name = f"blocks.{layer}.attention.bias.relative"  # (H, 2h-1, 2w-1): offsets lie on a grid, too

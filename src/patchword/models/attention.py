@@ -50,7 +50,7 @@ class Attention(nn.Module):
         norm = partial(nn.LayerNorm, self.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity
         self.qkv = nn.Linear(config.embed_dim, 3 * inner_dim, bias=config.qkv_bias)
         self.q_norm, self.k_norm = norm(), norm()
-        self.rotary = Rotary(config) if config.positions == "rotary" else nn.Identity()
+        self.rotary = Rotary(config) if config.pos_embed == "rotary" else nn.Identity()
         self.bias = make_bias(config, layer)
         self.attend = ScaledDotProductAttention(config.dropout)
         self.out = nn.Linear(inner_dim, config.embed_dim, bias=config.out_bias)
@@ -74,7 +74,7 @@ class Attention(nn.Module):
 
 def make_bias(config: ViTConfig, layer: int) -> nn.Module:
     """What the attention of a layer adds to its scores: nothing, unless the config asks for it."""
-    plain = config.attention == "global" and config.positions != "relative"
+    plain = config.attention_pattern == "global" and config.pos_embed != "relative"
     return NoBias() if plain else AttentionBias(config, layer)
 
 
@@ -103,7 +103,7 @@ class AttentionBias(nn.Module):
         mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
         self.register_buffer("mask", mask, persistent=False)
         self.relative = None
-        if config.positions == "relative":
+        if config.pos_embed == "relative":
             h, w = self.grid
             self.relative = nn.Parameter(torch.zeros(config.num_heads, 2 * h - 1, 2 * w - 1))
             self.register_buffer("offsets", relative_offsets(self.grid), persistent=False)
@@ -145,10 +145,10 @@ def attention_mask(config: ViTConfig, layer: int) -> Tensor:
     """True where a token (row) may attend to another (column): (N, N) with prefix tokens."""
     y, x = (g.flatten().long() for g in coordinates(config.grid))
     dy, dx = (y[:, None] - y[None]).abs(), (x[:, None] - x[None]).abs()
-    if config.attention == "axial":  # rows in even layers, columns in odd ones
+    if config.attention_pattern == "axial":  # rows in even layers, columns in odd ones
         patches = (dy == 0) if layer % 2 == 0 else (dx == 0)
-    elif config.attention == "local":
-        patches = (dy <= config.window // 2) & (dx <= config.window // 2)
+    elif config.attention_pattern == "local":
+        patches = (dy <= config.window_size // 2) & (dx <= config.window_size // 2)
     else:
         patches = torch.ones_like(dy, dtype=torch.bool)
     k = config.num_prefix

@@ -32,8 +32,8 @@ def init_weights(model: "ViT") -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             init_qkv(module.qkv)
-        elif isinstance(module, AttentionBias) and module.relative is not None and model.config.local_start:
-            module.relative.copy_(module.local_init(model.config.local_start))
+        elif isinstance(module, AttentionBias) and module.relative is not None and model.config.local_attention_init:
+            module.relative.copy_(module.local_init(model.config.local_attention_init))
     projection = model.patch_embed.proj
     nn.init.trunc_normal_(projection.weight, std=projection.in_features**-0.5)
     nn.init.zeros_(projection.bias)

@@ -15,7 +15,7 @@ class PosEmbed(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.num_positioned, self.grid, self.mode = config.num_positioned, config.grid, config.position_resample
+        self.num_positioned, self.grid, self.mode = config.num_positioned, config.grid, config.pos_embed_resample
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
         """Position embeddings of the leading prefix tokens (1, k, D) and of the patches (1, N, D)."""
@@ -129,7 +129,7 @@ class Rotary(nn.Module):
 def make_pos_embed(config: ViTConfig) -> PosEmbed:
     """The position embedding that the config names; relative and rotary positions act inside attention instead."""
     kinds = {"learned": LearnedPosEmbed, "learned_2d": Learned2DPosEmbed, "sincos": SinCosPosEmbed}
-    return kinds.get(config.positions, PosEmbed)(config)
+    return kinds.get(config.pos_embed, PosEmbed)(config)
 
 
 def resample_grid(table: Tensor, old: Size, new: Size, mode: Resample) -> Tensor:

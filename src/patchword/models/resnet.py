@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..config import ResNetConfig, Standardisation, ViTConfig
+from ..config import ResNetConfig, ViTConfig, WeightStandardization
 
 GROUPS = 32
 
@@ -18,7 +18,7 @@ GROUPS = 32
 class StdConv2d(nn.Conv2d):
     """A convolution whose filters are shifted to mean zero and scaled to variance one before use."""
 
-    def __init__(self, cin: int, cout: int, kernel: int, stride: int = 1, *, rule: Standardisation) -> None:
+    def __init__(self, cin: int, cout: int, kernel: int, stride: int = 1, *, rule: WeightStandardization) -> None:
         # BiT pads evenly, as PyTorch can by itself; the others as TensorFlow's SAME, which depends on the image.
         super().__init__(cin, cout, kernel, stride, padding=kernel // 2 if rule == "bit" else 0, bias=False)
         self.rule = rule
@@ -48,7 +48,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 class HybridUnit(nn.Module):
     """Bottleneck, post-activation: 1x1, 3x3, 1x1, and a projected shortcut where the shape changes."""
 
-    def __init__(self, cin: int, width: int, stride: int, rule: Standardisation) -> None:
+    def __init__(self, cin: int, width: int, stride: int, rule: WeightStandardization) -> None:
         super().__init__()
         eps = group_norm_eps(rule)
         self.conv1, self.norm1 = StdConv2d(cin, width, 1, rule=rule), nn.GroupNorm(GROUPS, width, eps)
@@ -71,7 +71,7 @@ class HybridStem(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        rule, width = config.standardisation, config.stem_width
+        rule, width = config.weight_standardization, config.stem_width
         self.conv = StdConv2d(config.in_channels, width, 7, 2, rule=rule)
         self.norm = nn.GroupNorm(GROUPS, width, group_norm_eps(rule))
         self.stages = nn.ModuleList()
@@ -92,7 +92,7 @@ class HybridStem(nn.Module):
         return x
 
 
-def group_norm_eps(rule: Standardisation) -> float:
+def group_norm_eps(rule: WeightStandardization) -> float:
     return 1e-6 if rule == "google" else 1e-5
 
 

@@ -43,8 +43,8 @@ def reduce_tokens(model: nn.Module, merged: Sequence[int] = ()) -> nn.Module:
 def num_read_tokens(model: ViT) -> int:
     """How many tokens of the last block are read, if they come first and can be computed alone; else 0: all."""
     config = model.config
-    alone = config.depth and not config.post_norm and config.positions not in ("rotary", "relative")
-    if config.pooling != "class" or not alone or config.attention != "global":
+    alone = config.depth and not config.post_norm and config.pos_embed not in ("rotary", "relative")
+    if config.pooling != "class" or not alone or config.attention_pattern != "global":
         return 0
     return 2 if config.distillation else 1
 
@@ -75,7 +75,7 @@ class TokenMergingViT(nn.Module):
     def check_merging(self) -> None:
         """Raises a ConfigError for a model whose tokens cannot be merged."""
         config = self.config
-        if config.positions in ("rotary", "relative") or config.attention != "global":
+        if config.pos_embed in ("rotary", "relative") or config.attention_pattern != "global":
             raise ConfigError("Tokens can be merged only where attention does not ask which patch is where.")
         if config.post_norm:
             raise ConfigError("Tokens can be merged only in blocks that norm before they attend.")

@@ -125,7 +125,7 @@ class ViT(nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last block and, unless it comes after pooling, the final norm: (B, N, D)."""
         z, grid = self.embed_patches(images), patch_grid(images, self.config)
-        recompute = self.config.checkpoint_blocks and self.training  # gradient checkpointing
+        recompute = self.config.grad_checkpointing and self.training  # gradient checkpointing
         for block in self.blocks:
             z = checkpoint(block, z, grid, use_reentrant=False) if recompute else block(z, grid)
         return z if self.config.norm_after_pool else self.norm(z)

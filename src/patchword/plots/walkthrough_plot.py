@@ -24,7 +24,7 @@ def walk_figure(
     draw_cut(rows[0], walk)
     draw_sequence(rows[1], walk, config.stem != "linear")
     draw_embedding(rows[2], walk, config.stem != "linear")
-    draw_blocks(rows[3], walk, looker, config.attention)
+    draw_blocks(rows[3], walk, looker, config.attention_pattern)
     draw_head(rows[4], scores, pool)
     return figure
 

@@ -5,20 +5,19 @@ Command: patchword train finetune --data.source photos --budget 10m  (or simply:
 Machine: 2 cores (AMD EPYC, AVX-512, bf16), Oxford Pets in 10 minutes: 92.7 and 92.1 % on test (results/pets_finetune*).
 """
 
-from ..config import AugmentConfig, Config, OptimConfig, ScheduleConfig
+from patchword.config import AugmentConfig, Config, OptimConfig, ProgressiveResizeConfig, ScheduleConfig
 
 config = Config(
     name="finetune",
     init="hf:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-    head="probe",
+    head_init="probe",
     freeze=("first-third",),
-    augment=AugmentConfig(crop="resized", scale=(0.35, 1.0), flip=0.5, operations=2),
+    augment=AugmentConfig(crop="resized", scale=(0.35, 1.0), flip=0.5, randaug_ops=2),
     optim=OptimConfig(lr=1e-3, weight_decay=0.05, layer_decay=0.75),
-    schedule=ScheduleConfig(warmup=0.1),
+    schedule=ScheduleConfig(warmup_fraction=0.1),
     batch_size=32,
     epochs=10,
-    early_scale=0.7,
-    early_part=0.6,
+    progressive_resize=ProgressiveResizeConfig(scale=0.7, fraction=0.6),
     ema=0.99,
-    start_share=0.5,
+    wise_ft_alpha=0.5,
 )

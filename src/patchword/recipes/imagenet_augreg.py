@@ -4,16 +4,16 @@ Command: torchrun --nproc-per-node 8 -m patchword train imagenet_augreg --data.s
 Published for this recipe: 76.5 % top-1 (Beyer et al. 2022). Not run here at that scale.
 """
 
-from ..config import Config, DataConfig, OptimConfig, ScheduleConfig
-from ..config.presets import augmentation, preset
+from patchword.config import Config, DataConfig, OptimConfig, ScheduleConfig
+from patchword.config.presets import augmentation, preset
 
 config = Config(
     name="imagenet-augreg",
-    data=DataConfig(source="imagenet", val_fraction=0.01, workers=8, memory=0),
-    model=preset("S/16", positions="sincos", class_token=False, pooling="average"),
-    augment=augmentation("light", magnitude=10, mixup=0.2),
-    optim=OptimConfig(lr=1e-3, weight_decay=0.1, clip=1.0),
-    schedule=ScheduleConfig(warmup=10_000 / 112_590),
+    data=DataConfig(source="imagenet", val_fraction=0.01, num_workers=8, cache_gib=0),
+    model=preset("S/16", pos_embed="sincos", class_token=False, pooling="average"),
+    augment=augmentation("light", randaug_magnitude=10, mixup=0.2),
+    optim=OptimConfig(lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0),
+    schedule=ScheduleConfig(warmup_fraction=10_000 / 112_590),
     batch_size=1024,
     epochs=90,
 )

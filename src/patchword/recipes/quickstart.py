@@ -4,7 +4,7 @@ Command: patchword quickstart  (the same as: patchword train quickstart)
 Machine: 1 core (AMD EPYC, AVX2), 63 s: 96.9 % of 359 digits, one seed (results/quickstart.json).
 """
 
-from ..config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
+from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
 
 config = Config(
     name="digits",
@@ -16,8 +16,8 @@ config = Config(
     augment=AugmentConfig(crop="resized", scale=(0.6, 1.0), ratio=(0.8, 1.25), cutout=0.25),
     optim=OptimConfig(name="muon", lr=3e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),
     batch_size=64,
-    threads=1,
+    num_threads=1,
     epochs=40,
     ema=0.98,
-    evaluate_every=5,
+    eval_every=5,
 )  # fmt: skip

@@ -43,7 +43,7 @@ def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tupl
         for timing in row.timings:
             assert row.parity is not None
             times = (f"{timing.median:.1f}", f"{timing.p95:.1f}", f"{timing.p99:.1f}", f"{timing.per_second:.1f}")
-            agreement = (f"{row.parity.same:.1%}", f"{row.agreement.divergence:.1g}")
+            agreement = (f"{row.parity.same:.1%}", f"{row.parity.divergence:.1g}")
             mebibytes = (f"{row.size:.0f}", f"{row.mebibytes:.0f}")
             measured = (f"{accuracy[row.name]:.2%}",) if accuracy else ()
             lines.append((row.name, str(timing.batch), *times, *agreement, *mebibytes, *measured))

@@ -148,8 +148,8 @@ def positions_exhibit(subject: Subject) -> Panel:
     model = subject.model
     if not isinstance(model, ViT):
         return Panel.absent(name, title, "A ResNet has no position embeddings.")
-    if model.config.positions in NO_TABLE:
-        return Panel.absent(name, title, NO_TABLE[model.config.positions])
+    if model.config.pos_embed in NO_TABLE:
+        return Panel.absent(name, title, NO_TABLE[model.config.pos_embed])
     from ..plots.filter_plot import positions_figure
 
     panels = {"positions": position_similarity(model)}
@@ -274,7 +274,9 @@ def trust_exhibit(subject: Subject) -> Panel:
     found: dict[str, np.ndarray] = {method: explain(model, images, classes, method) for method in methods}
     found[RANDOM] = random_maps(found[methods[0]].shape)
     multi_label = subject.classifier.checkpoint.multi_label
-    curves = {n: deletion_insertion(subject.calibrated, images, classes, m, multi_label=multi_label) for n, m in found.items()}
+    curves = {
+        n: deletion_insertion(subject.calibrated, images, classes, m, multi_label=multi_label) for n, m in found.items()
+    }
     kept = parameter_randomization(model, images[:RUINED], classes[:RUINED], methods)
     ranked = sorted(methods, key=lambda m: -gap(curves[m]))
     seen = verdict(curves, ranked, len(images), min(RUINED, len(images)))

@@ -86,7 +86,7 @@ def create_app(
     model: Classifier | Checkpoint | str,
     limits: Limits | None = None,
     token: str | None = None,
-    threads: int | None = None,
+    num_threads: int | None = None,
     log: TextIO | None = None,
     name: str = "",
     engine: str = "",
@@ -104,12 +104,12 @@ def create_app(
     if token is not None and not token.strip():
         raise ConfigError("The token is empty. Give one, or none at all.")
     limits, meters = limits or Limits(), Meters(log)
-    with thread_limit(threads):
+    with thread_limit(num_threads):
         prepared = select_engine(engine, checkpoint, quick=True).prepared
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service = Service(checkpoint, prepared, limits, meters, threads)
+        service = Service(checkpoint, prepared, limits, meters, num_threads)
         try:
             await service.warm_up()
             app.state.service = service

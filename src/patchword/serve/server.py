@@ -83,12 +83,12 @@ def run(
     name: str,
     listener: socket.socket,
     token: str | None,
-    threads: int | None,
+    num_threads: int | None,
     limits: Limits,
     engine: str,
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; what was accepted by then is answered. `name` is what the model is called."""
-    app = create_app(checkpoint, limits, token, threads, name=name, engine=engine)
+    app = create_app(checkpoint, limits, token, num_threads, name=name, engine=engine)
     logging.getLogger().handlers = [Lines(app.state.meters)]
     config = uvicorn.Config(
         app, log_config=None, log_level="warning", access_log=False, server_header=False,

@@ -50,13 +50,13 @@ class Service:
     """What the app's endpoints ask. Lives as long as the app."""
 
     def __init__(
-        self, checkpoint: Checkpoint, engine: PreparedEngine, limits: Limits, meters: Meters, threads: int | None
+        self, checkpoint: Checkpoint, engine: PreparedEngine, limits: Limits, meters: Meters, num_threads: int | None
     ) -> None:
         assert checkpoint.preprocess is not None
         self.checkpoint, self.limits, self.meters, self.engine = checkpoint, limits, meters, engine.name
         self.preprocess: Preprocess = checkpoint.preprocess
         self.labels = checkpoint.labels or tuple(str(i) for i in range(checkpoint.config.num_classes))
-        self.worker = Worker(checkpoint, engine, threads, PATIENCE * limits.answering, meters.restarted)
+        self.worker = Worker(checkpoint, engine, num_threads, PATIENCE * limits.answering, meters.restarted)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
         self.decoding = asyncio.Semaphore(DECODERS)
         self.batcher = Batcher(self.worker, limits, meters)

@@ -50,13 +50,18 @@ class Worker:
         self,
         checkpoint: Checkpoint,
         engine: PreparedEngine,
-        threads: int | None,
+        num_threads: int | None,
         patience: float,
         on_restart: Callable[[], object],
     ) -> None:
         """`patience` is how many seconds an answer may take before the process is taken for stuck and replaced."""
         self.engine = engine
-        self.packed, self.threads, self.patience, self.on_restart = packed(checkpoint), threads, patience, on_restart
+        self.packed, self.num_threads, self.patience, self.on_restart = (
+            packed(checkpoint),
+            num_threads,
+            patience,
+            on_restart,
+        )
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self.stopped = False
         self.process: BaseProcess | None = None
@@ -66,7 +71,7 @@ class Worker:
     def start(self) -> None:
         self.process = None
         self.connection, theirs = CONTEXT.Pipe()
-        arguments = (theirs, self.packed, self.engine, self.threads)
+        arguments = (theirs, self.packed, self.engine, self.num_threads)
         process = CONTEXT.Process(  # type: ignore[attr-defined]
             target=serve_model, args=arguments, daemon=True, name="patchword model"
         )
@@ -151,12 +156,12 @@ def packed(checkpoint: Checkpoint) -> bytes:
     return file.getvalue()
 
 
-def serve_model(connection: Connection, said: bytes, engine: PreparedEngine, threads: int | None) -> None:
+def serve_model(connection: Connection, said: bytes, engine: PreparedEngine, num_threads: int | None) -> None:
     """What the process does until it is told to end, or its parent is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where signals cannot be masked
         signal.signal(number, signal.SIG_IGN)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     fields, arrays = pickle.loads(said)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     checkpoint = Checkpoint(tensors=tensors, **fields)

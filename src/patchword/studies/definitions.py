@@ -11,6 +11,7 @@ from ..config import (
     DataConfig,
     ModelConfig,
     OptimConfig,
+    ProgressiveResizeConfig,
     ResNetConfig,
     ScheduleConfig,
     ViTConfig,
@@ -27,7 +28,7 @@ SMALL = Config(
     ),
     augment=AugmentConfig(crop="shift", flip=0.5),
     optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, momentum=0.95, weight_decay=0.05),
-    schedule=ScheduleConfig(shape="linear", warmup=0.05),
+    schedule=ScheduleConfig(shape="linear", warmup_fraction=0.05),
     batch_size=128,
 )  # fmt: skip
 RATES = (0.25, 1.0, 4.0)  # of the base's learning rates
@@ -43,12 +44,12 @@ def make_study(name: str, base: Config = SMALL) -> Study:
         raise ConfigError(f"There is no study {name!r}.{hint} There are {', '.join(STUDIES)}.")
     if not isinstance(base.model, ViTConfig):
         raise ConfigError("A study starts from a recipe with a ViT, which it changes.")
-    if name != "resolution" and (base.init or base.lora or base.freeze):
+    if name != "resolution" and (base.init or base.lora_rank or base.freeze):
         raise ConfigError("Models of this study have other shapes than weights to start from: give a recipe without.")
     if base.data.multi_label:
         raise ConfigError("A study needs one class for each picture; this recipe has several.")
     # Only at the end, so that nothing is chosen; at full size, since some variants cannot change theirs.
-    return STUDIES[name](base.replace(evaluate_every=1e9, early_scale=1.0, log=()))
+    return STUDIES[name](base.replace(eval_every=1e9, progressive_resize=ProgressiveResizeConfig(), loggers=()))
 
 
 def vit(base: Config) -> ViTConfig:
@@ -130,7 +131,7 @@ def compute(base: Config) -> Study:
 def positions(base: Config) -> Study:
     kinds = {"none": "none", "1-D": "learned", "2-D": "learned_2d", "relative": "relative"}
     kinds |= {"sin-cos": "sincos", "rotary": "rotary"}
-    cells = [Cell("ViT", said, base.replace(model=vit(base).replace(positions=kind))) for said, kind in kinds.items()]
+    cells = [Cell("ViT", said, base.replace(model=vit(base).replace(pos_embed=kind))) for said, kind in kinds.items()]
     return Study(
         "positions", "Do positions matter, and which?", "The same model with each way to say where a patch stands.",
         "Without positions 61.4 %, with any 64.0 to 64.2 % (5-shot ImageNet, B/16): which kind hardly matters "
@@ -182,8 +183,8 @@ def attention(base: Config) -> Study:
     model = vit(base)
     cells = [
         Cell("ViT", "global", base.replace(model=model)),
-        Cell("ViT", "axial", base.replace(model=model.replace(attention="axial"))),
-        Cell("ViT", "local, 5 x 5", base.replace(model=model.replace(attention="local", window=5))),
+        Cell("ViT", "axial", base.replace(model=model.replace(attention_pattern="axial"))),
+        Cell("ViT", "local, 5 x 5", base.replace(model=model.replace(attention_pattern="local", window_size=5))),
     ]
     return Study(
         "attention", "Must every patch see every other?", "Global attention against rows and columns, and neighbours.",
@@ -214,8 +215,8 @@ def inductive_bias(base: Config) -> Study:
     model = vit(base)
     kinds: dict[str, ModelConfig] = {
         "patches": model,
-        "local attention": model.replace(attention="local", window=5),
-        "relative positions": model.replace(positions="relative"),
+        "local attention": model.replace(attention_pattern="local", window_size=5),
+        "relative positions": model.replace(pos_embed="relative"),
         "convolutions first": convolutional(model),
         "ResNet": resnet(model),
     }

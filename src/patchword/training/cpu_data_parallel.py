@@ -25,12 +25,12 @@ LEAST, LEAST_NORMED = 4, 32  # pictures of a share; batch norm, which sees its s
 def share_count(config: Config, model: nn.Module, world: ProcessGroup) -> int:
     """How many shares a batch is computed in. One, where a share would not be what it is in the whole batch."""
     drawn = isinstance(config.model, ViTConfig) and (
-        config.model.dropout or config.model.drop_path or config.model.patch_dropout or config.model.checkpoint_blocks
+        config.model.dropout or config.model.drop_path or config.model.patch_dropout or config.model.grad_checkpointing
     )  # threads draw random numbers from one generator, in no fixed order
     if world.size > 1 or world.device.type != "cpu" or drawn:
         return 1
     least = LEAST_NORMED if any(isinstance(m, _BatchNorm) for m in model.modules()) else LEAST
-    return max(1, min(torch.get_num_threads(), config.batch_size // config.accumulate // least))
+    return max(1, min(torch.get_num_threads(), config.batch_size // config.grad_accum_steps // least))
 
 
 class Shares:

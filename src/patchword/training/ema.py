@@ -13,9 +13,9 @@ class Average:
     pictures make of them is often better than either end.
     """
 
-    def __init__(self, model: nn.Module, decay: float, start_share: float = 0.0) -> None:
-        self.model, self.decay, self.start_share = copy.deepcopy(model).requires_grad_(False).eval(), decay, start_share
-        weights = self.model.state_dict() if start_share else {}
+    def __init__(self, model: nn.Module, decay: float, init_weight: float = 0.0) -> None:
+        self.model, self.decay, self.init_weight = copy.deepcopy(model).requires_grad_(False).eval(), decay, init_weight
+        weights = self.model.state_dict() if init_weight else {}
         self.start = {name: t.clone() for name, t in weights.items() if t.is_floating_point()}
 
     @torch.no_grad()
@@ -25,16 +25,16 @@ class Average:
         averages, values = self.model.state_dict(), model.state_dict()
         moving = [name for name, average in averages.items() if average.is_floating_point()]
         towards = [values[name] for name in moving]
-        if self.start_share:  # an average of mixtures is the mixture of the average
-            towards = list(torch._foreach_lerp(towards, [self.start[n] for n in moving], self.start_share))
+        if self.init_weight:  # an average of mixtures is the mixture of the average
+            towards = list(torch._foreach_lerp(towards, [self.start[n] for n in moving], self.init_weight))
         torch._foreach_lerp_([averages[name] for name in moving], towards, weight)
         for name in averages.keys() - set(moving):
             averages[name].copy_(values[name])
 
     @torch.no_grad()
-    def mixed(self, start_share: float) -> nn.Module:
+    def mixed(self, init_weight: float) -> nn.Module:
         """What `model` would be with another share of the start."""
-        further = (start_share - self.start_share) / (1 - self.start_share)
+        further = (init_weight - self.init_weight) / (1 - self.init_weight)
         made = copy.deepcopy(self.model)
         weights = made.state_dict()
         torch._foreach_lerp_([weights[name] for name in self.start], list(self.start.values()), further)

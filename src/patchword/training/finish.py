@@ -36,7 +36,7 @@ def finish(run: "Run") -> TrainResult | None:
     figures = {"val": {k: v for k, v in run.best.items() if k not in ("kind", "step", "epoch")}}
     part, loader = ("val", run.trainer.val) if run.trainer.test is None else ("test", run.trainer.test)
     model = optimize_for_cpu(best.model()).to(run.world.device)
-    answers = ask(model, loader, flip=run.config.flip_test, world=run.world)
+    answers = ask(model, loader, flip=run.config.tta_flip, world=run.world)
     temperature = run.best.get("temperature", 1.0)
     if part == "test":
         figures["test"] = {**answers.figures(), **answers.calibrated(temperature)}

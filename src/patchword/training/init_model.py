@@ -47,12 +47,14 @@ def make_start(config: Config, parts: DatasetSplits) -> Start:
 def early_size(config: Config) -> Size | None:
     """What pictures measure in the first part of the run: whole patches, at least one. None: as in the rest."""
     model = config.model
-    if config.early_scale == 1 or config.early_part == 0:
+    if config.progressive_resize.scale == 1 or config.progressive_resize.fraction == 0:
         return None
     if isinstance(model, ViTConfig) and not model.resizable:
-        raise ConfigError("early_scale does not go with rotary positions: they are made for one size of picture.")
+        raise ConfigError("progressive_resize does not work with rotary positions, which are made for one image size.")
     unit = model.stride if isinstance(model, ViTConfig) else (1, 1)
-    rows, columns = (max(1, round(n * config.early_scale / u)) * u for n, u in zip(model.image_size, unit, strict=True))
+    rows, columns = (
+        max(1, round(n * config.progressive_resize.scale / u)) * u for n, u in zip(model.image_size, unit, strict=True)
+    )
     return rows, columns
 
 
@@ -108,10 +110,10 @@ def regularised(checkpoint: Checkpoint, wanted: ModelConfig) -> Checkpoint:
 
 
 def freeze(model: Model, config: Config) -> None:
-    if config.lora:
+    if config.lora_rank:
         if not isinstance(model.config, ViTConfig):
             raise ConfigError("lora is for the attention of a ViT; this model has none.")
-        add_lora(model, config.lora)
+        add_lora(model, config.lora_rank)
     depth = len(getattr(model, "blocks", ()))
     frozen = [p for name, p in model.named_parameters() if stays(name, config.freeze, depth)]
     for parameter in frozen:

@@ -117,6 +117,6 @@ def needed(module: str, package: str) -> Any:
 
 
 def make_loggers(config: Config) -> tuple[Callback, ...]:
-    for name in config.log:
+    for name in config.loggers:
         needed({"tensorboard": "torch.utils.tensorboard"}.get(name, name), name)
-    return tuple(KINDS[name]() for name in config.log)
+    return tuple(KINDS[name]() for name in config.loggers)

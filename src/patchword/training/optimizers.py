@@ -63,7 +63,7 @@ def make_groups(
     depth = len(getattr(model, "blocks", ()))
     for name, parameter in named:
         head = name.startswith(("head", "pre_logits"))
-        scale = config.head_lr if head else config.layer_decay ** (depth + 1 - layer_of(name, depth))
+        scale = config.head_lr_scale if head else config.layer_decay ** (depth + 1 - layer_of(name, depth))
         decay = config.weight_decay if decays(name, parameter) else 0.0
         groups.setdefault((scale, decay), []).append(parameter)
     return [

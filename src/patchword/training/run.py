@@ -48,7 +48,10 @@ from .validation import Answers, ask
 
 EVALUATION_SHARE = 0.1  # of a budget goes to evaluations before the last
 MOST_EVALUATIONS = 200  # of a run; with few pictures an epoch is over in no time
-ENDS = {0.0: "What was learnt", 1.0: "What the run began with"}  # all that is evaluated, by the share of the start
+ENDS = {
+    0.0: "The fine-tuned weights",
+    1.0: "The initial weights",
+}  # evaluated beside their interpolation, by init weight
 EARLY, EVERY = 10, 10  # steps that get a row: the first ones, and every tenth
 
 
@@ -74,7 +77,7 @@ def train(
         now: the clock, in seconds, that budgets and the time between checkpoints are measured by.
     """
     started = now() if started is None else started
-    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.threads):
+    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.num_threads):
         found = run_to_resume(config, out, resume, world)
         if found is not None:
             if world.from_first(lambda: is_finished(found)):
@@ -108,7 +111,7 @@ def resume(
     config = read_config(folder)
     if is_finished(folder):
         raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
-    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.threads):
+    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.num_threads):
         return resumed_run(folder, parts, world, watchers, started, now).go()
 
 
@@ -150,7 +153,7 @@ class Run:
         self.folder, self.parts, self.world, self.now = folder, parts, world, now
         keep_memory()
         self.watchers = watchers if world.first else ()
-        self.store = Store(folder, config.keep)
+        self.store = Store(folder, config.keep_last)
         found = self.store.load()
         self.trainer = Trainer(config, parts, world, fresh=found is None)
         self.config = self.trainer.config
@@ -166,7 +169,7 @@ class Run:
             self.notes = [*map(Note.from_json, snapshot.notes.get("told", self.notes)), *complaints]
         self.resumed_at = self.trainer.step
         self.clock = self.make_clock()
-        self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.flip_test else 1)
+        self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.tta_flip else 1)
         self.evaluating = self.evaluated_at = self.saving = 0.0
         self.saved_at = self.now()
         self.step_seconds = 0.0  # of the last step
@@ -245,7 +248,7 @@ class Run:
         if not isinstance(self.clock, BudgetClock):
             return
         self.clock.made(seconds)
-        rounds = 1 + len(ENDS) if self.config.start_share else 1  # over the validation part
+        rounds = 1 + len(ENDS) if self.config.wise_ft_alpha < 1 else 1  # over the validation part
         held_out = rounds * len(self.trainer.val.source) + len((self.trainer.test or self.trainer.val).source)
         pace = self.pace_of_evaluation(seconds)
         self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.5 * self.saving + 1.0)
@@ -262,7 +265,7 @@ class Run:
         """Seconds for a picture: as measured, or else a third of what it takes to train on one, and a margin."""
         if self.evaluation_seconds:
             return self.evaluation_seconds
-        return 0.5 * step_seconds / self.config.batch_size * (2 if self.config.flip_test else 1)
+        return 0.5 * step_seconds / self.config.batch_size * (2 if self.config.tta_flip else 1)
 
     def note_step(self, made: dict[str, float | None], seconds: float) -> None:
         step, self.step_seconds = self.trainer.step, seconds
@@ -290,7 +293,7 @@ class Run:
             watcher.row(row, self.clock.progress(self.trainer.step), left)
 
     def evaluation_due(self) -> bool:
-        every = max(1, round(self.config.evaluate_every * len(self.parts.train) / self.config.batch_size))
+        every = max(1, round(self.config.eval_every * len(self.parts.train) / self.config.batch_size))
         if isinstance(self.clock, StepClock):
             every = max(every, self.clock.steps // MOST_EVALUATIONS)
         due = self.trainer.step % every == 0
@@ -313,7 +316,7 @@ class Run:
         self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
         self.evaluation_seconds = took / len(self.trainer.val.source)
         told = None
-        if last and self.config.start_share:
+        if last and self.config.wise_ft_alpha < 1:
             answers, told = self.choose_share(answers)
         row = {"kind": "val", **self.place(), **answers.figures(), **self.timing()}
         better = self.best is None or merit(row) > merit(self.best)
@@ -327,12 +330,12 @@ class Run:
             self.save()
 
     def asked(self, model: nn.Module) -> Answers:
-        return ask(model, self.trainer.val, flip=self.config.flip_test, world=self.world)
+        return ask(model, self.trainer.val, flip=self.config.tta_flip, world=self.world)
 
     def choose_share(self, answers: Answers) -> tuple[Answers, Note | None]:
         """Where pictures are unlike all that the weights have seen before, half way is worse than either end: the best
         of the three stands for the last step, and a note where that is not the mixture."""
-        average, usual = self.trainer.average, self.config.start_share
+        average, usual = self.trainer.average, 1 - self.config.wise_ft_alpha
         assert average is not None
         found = {usual: answers} | {share: self.asked(average.mixed(share)) for share in ENDS}
         losses = {share: each.figures()["nll"] for share, each in found.items()}
@@ -340,8 +343,9 @@ class Run:
         if share == usual:
             return answers, None
         average.model = average.mixed(share)
-        text = f"{ENDS[share]} has a loss of {losses[share]:.4f} on validation, the mixture of both (start_share "
-        return found[share], Note(f"{text}{usual:g}) {losses[usual]:.4f}: the former is kept.", "mixture_not_kept")
+        text = f"{ENDS[share]} have a validation loss of {losses[share]:.4f}, their interpolation (wise_ft_alpha "
+        text += f"{self.config.wise_ft_alpha:g}) {losses[usual]:.4f}: the former are kept."
+        return found[share], Note(text, "interpolation_not_kept")
 
     def save_due(self) -> bool:
         """By time: as configured, and twenty times in a budget, which a kill would else use up, if saving is quick."""
@@ -381,7 +385,7 @@ class Run:
         raise TrainingError(
             f"Step {fault.step + 1} met a number that is not finite ({where}) in the batch {names}. The step was not "
             f"made; the state before it is saved in {self.store.path(fault.step)}, the cause in {told}. A lower "
-            f"learning rate (--optim.lr), gradient clipping (--optim.clip 1) or fp32 usually helps.",
+            f"learning rate (--optim.lr), gradient clipping (--optim.clip-grad-norm 1) or fp32 usually helps.",
             code="not_finite",
         )
 

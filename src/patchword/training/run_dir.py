@@ -12,13 +12,14 @@ from typing import Any
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS, model_json
 from ..config import Config
+from ..config.format_v1 import upgrade_run
 from ..core.io import atomic_output, json_bytes, read_json, replace_file, try_lock, unlock, write_json
 from ..errors import CheckpointError, ConfigError
 from .checkpointing import safetensors_chunks
 
 CONFIG, SPLIT, METRICS, REPORT = "config.json", "split.json", "metrics.jsonl", "report.html"
 LOCK = ".lock"  # an empty file, locked by the process that trains the run; one that a kill left locks nothing
-FORMAT = 1
+FORMAT = 2  # 1 is read, too (config/format_v1.py)
 
 
 def new_folder(config: Config, out: str | Path | None) -> Path:
@@ -73,10 +74,13 @@ def read_config(folder: Path) -> Config:
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is not a run: it has no {CONFIG}. `patchword train` makes one.")
     said = read_json(folder / CONFIG)
-    if said.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / CONFIG} has format {said.get('format')!r}; this patchword reads {FORMAT}.")
+    if said.get("format") not in (1, FORMAT):
+        raise CheckpointError(
+            f"{folder / CONFIG} has format {said.get('format')!r}; this patchword reads 1 and {FORMAT}. A newer one "
+            "may have written it."
+        )
     try:
-        return Config.from_json(said["config"])
+        return Config.from_json(upgrade_run(said["config"]) if said["format"] == 1 else said["config"])
     except (ConfigError, KeyError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
 

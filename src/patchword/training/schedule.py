@@ -9,18 +9,20 @@ from ..config import ScheduleConfig
 
 def rate(config: ScheduleConfig, progress: float) -> float:
     """The learning rate as a part of its peak, for `progress` from 0 (first step) to 1 (after the last)."""
-    if progress < config.warmup:
-        return max(progress, 1e-3 * config.warmup) / config.warmup  # a first step of exactly zero would be wasted
-    after = (progress - config.warmup) / max(1e-9, 1 - config.warmup)
+    if progress < config.warmup_fraction:
+        return (
+            max(progress, 1e-3 * config.warmup_fraction) / config.warmup_fraction
+        )  # a first step of exactly zero would be wasted
+    after = (progress - config.warmup_fraction) / max(1e-9, 1 - config.warmup_fraction)
     left = max(0.0, 1 - after)
     if config.shape == "cosine":
-        return config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, after)))
+        return config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, after)))
     if config.shape == "linear":
-        return config.final + (1 - config.final) * left
+        return config.min_lr_ratio + (1 - config.min_lr_ratio) * left
     if config.shape == "rsqrt":
         # Falls with the square root of the steps, with warm-up as the unit of time; a linear end, as big_vision has it.
-        unit = config.warmup or 0.01
-        end = min(1.0, (1 - progress) / config.cooldown) if config.cooldown else 1.0
+        unit = config.warmup_fraction or 0.01
+        end = min(1.0, (1 - progress) / config.cooldown_fraction) if config.cooldown_fraction else 1.0
         return math.sqrt(unit / max(progress, unit)) * max(0.0, end)
     return 1.0
 

@@ -45,13 +45,13 @@ class Trainer:
         self.labels, self.multi_label = parts.train.labels, parts.train.multi_label
         check_batch(self.config, world)
         data = config.data
-        plain: dict[str, Any] = {"workers": data.workers, "memory": data.memory / 4}
+        plain: dict[str, Any] = {"workers": data.num_workers, "memory": data.cache_gib / 4}
         order = (
             BalancedSampler(config.seed, parts.train.targets)
-            if data.balanced
+            if data.balanced_sampling
             else ShuffledSampler(config.seed, len(parts.train))
         )
-        half = {**plain, "memory": data.memory / 2}  # and a quarter each for validation and test
+        half = {**plain, "memory": data.cache_gib / 2}  # and a quarter each for validation and test
         self.loader = Loader(parts.train, self.preprocess, order=order, augment=config.augment, **half)
         assert parts.val is not None
         self.val = Loader(parts.val, self.preprocess, **plain)
@@ -59,9 +59,9 @@ class Trainer:
         self.notes: list[Note] = [*start.notes, *parts.notes]
         self.model = start.model
         self.inference_seconds = 0.0  # for a picture, once it is known
-        if fresh and start.new_head and config.head == "probe":
+        if fresh and start.new_head and config.head_init == "probe":
             seconds = PROBE_SHARE * config.budget if config.budget else math.inf
-            loader = Loader(parts.train, self.preprocess, workers=data.workers)
+            loader = Loader(parts.train, self.preprocess, workers=data.num_workers)
             note, self.inference_seconds = probe_head(
                 self.model, start.old_head, loader, self.val, seconds, config.precision
             )
@@ -75,9 +75,9 @@ class Trainer:
         self.shares = Shares(self.model, self.objective, shares, self.config.precision) if shares > 1 else None
         self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim, self.config.precision)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.sharpness = Sharpness(self.parameters, config.optim.sam) if config.optim.sam else None
-        averaged = config.ema or config.start_share
-        self.average = Average(self.model, config.ema, config.start_share) if averaged else None
+        self.sharpness = Sharpness(self.parameters, config.optim.sam_rho) if config.optim.sam_rho else None
+        init_weight = 1 - config.wise_ft_alpha
+        self.average = Average(self.model, config.ema, init_weight) if config.ema or init_weight else None
         self.early, self.early_size = False, early_size(self.config)
         self.step, self.batches = 0, self.loader.training(())
 
@@ -102,15 +102,15 @@ class Trainer:
 
     def stretches(self, step: int) -> Iterator[tuple[int, int]]:
         """This process's stretch of positions in each part of each step, for ever."""
-        size = self.config.batch_size // self.config.accumulate // self.world.size
-        for number in itertools.count(step * self.config.accumulate):
+        size = self.config.batch_size // self.config.grad_accum_steps // self.world.size
+        for number in itertools.count(step * self.config.grad_accum_steps):
             start = (number * self.world.size + self.world.rank) * size
             yield start, start + size
 
     def advance(self, progress: float) -> dict[str, float | None]:
         """Makes one step: loss, accuracy, gradient norm and rate. Raises NotANumber before anything has changed."""
-        batches = list(itertools.islice(self.batches, self.config.accumulate))
-        self.early = progress < self.config.early_part
+        batches = list(itertools.islice(self.batches, self.config.grad_accum_steps))
+        self.early = progress < self.config.progressive_resize.fraction
         learning(self.model)  # an evaluation has left all of it in one mode
         buffers = [b.clone() for b in self.model.buffers()]
         loss, accuracy, norm = self.gradients(batches)
@@ -174,7 +174,7 @@ class Trainer:
 
     @torch.no_grad()
     def apply(self, norm: float, factor: float) -> None:
-        clip = self.config.optim.clip
+        clip = self.config.optim.clip_grad_norm
         if clip and norm > clip:
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], clip / norm)
         set_rate(self.optimisers, factor)
@@ -209,15 +209,20 @@ class Trainer:
         """The evaluated model (`raw`: the one that is trained) with all that travels with it."""
         tensors = {n: t.cpu() for n, t in merged_state(self.model if raw else self.evaluated).items()}
         return Checkpoint(
-            self.config.model, tensors, self.preprocess, self.labels, provenance=provenance or {}, multi_label=self.multi_label
+            self.config.model,
+            tensors,
+            self.preprocess,
+            self.labels,
+            provenance=provenance or {},
+            multi_label=self.multi_label,
         )
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training needs and `checkpoint` does not hold."""
         tensors = {f"optim.{n}.{slot}": t for n, slot, t in self.slots()}
-        if self.average is not None or self.config.lora:
+        if self.average is not None or self.config.lora_rank:
             tensors |= {f"weights.{n}": t for n, t in self.model.state_dict().items()}
-        if self.average is not None and self.config.lora:
+        if self.average is not None and self.config.lora_rank:
             tensors |= {f"average.{n}": t for n, t in self.average.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"start.{n}": t for n, t in self.average.start.items()}
@@ -253,11 +258,15 @@ class Trainer:
 
 def check_batch(config: Config, world: ProcessGroup) -> None:
     """A batch must fall apart evenly, and pairs that are mixed must stay together."""
-    share, rest = divmod(config.batch_size, config.accumulate * world.size)
+    share, rest = divmod(config.batch_size, config.grad_accum_steps * world.size)
     if rest:
         raise ConfigError(
             f"batch_size {config.batch_size} cannot be divided among {world.size} processes x accumulate "
-            f"{config.accumulate}; take a multiple of {world.size * config.accumulate}."
+            f"{config.grad_accum_steps}; take a multiple of {world.size * config.grad_accum_steps}."
         )
-    if (config.augment.mixup or config.augment.cutmix) and share % 2 and (world.size > 1 or config.accumulate > 1):
+    if (
+        (config.augment.mixup or config.augment.cutmix)
+        and share % 2
+        and (world.size > 1 or config.grad_accum_steps > 1)
+    ):
         raise ConfigError(f"mixup and cutmix mix pairs, so each process needs an even number of pictures, not {share}.")

@@ -37,7 +37,7 @@ OWN: Table = {
 class BigVision(Family):
     name = "big_vision"
     suffix = ".npz"
-    defaults: ClassVar[Fields] = {"activation": "gelu_tanh", "position_prefix": 0}
+    defaults: ClassVar[Fields] = {"activation": "gelu_tanh", "pos_embed_prefix": 0}
     preprocess: ClassVar[Fields] = {"crop": 0.875, "interpolation": "bilinear"}
     unused: ClassVar[dict[str, str]] = {"t": "params/t", "b": "params/b"}  # of a two-tower file
 
@@ -67,7 +67,7 @@ class BigVision(Family):
             count = shape_of(tensors, "pos_embedding", 3)[1]
             fields["image_size"] = image_size_for(count, fields["patch_size"], given)
         else:  # sin-cos positions are computed, so the file fits any image size
-            fields["positions"] = "sincos"
+            fields["pos_embed"] = "sincos"
             fields["image_size"] = given.get("image_size", 224)
             if "image_size" not in given:
                 text = "sin-cos positions: the file does not state its image size; 224 is assumed."

@@ -21,7 +21,7 @@ class DINOv2(Family):
     needs: ClassVar[dict[str, tuple[Any, ...]]] = {
         "class_token": (True,),
         "pooling": ("class",),
-        "positions": ("learned",),
+        "pos_embed": ("learned",),
         "num_classes": (0,),
     }
     defaults: ClassVar[Fields] = {"layer_scale": 1.0, "num_classes": 0}
@@ -37,7 +37,7 @@ class DINOv2(Family):
         fields = {**self.defaults, **tensor_fields(tensors)}
         fields["num_heads"] = guess_heads(fields["embed_dim"], given, source.path.name)
         # The register models were made with another, antialiased rule: the same as timm's.
-        fields["position_resample"] = "timm" if fields["num_registers"] else "dinov2"
+        fields["pos_embed_resample"] = "timm" if fields["num_registers"] else "dinov2"
         counted = {**fields, "num_registers": 0}  # registers have no position
         return Described(fields | positions_of(tensors, counted, given, no_embed_class=False))
 

@@ -21,10 +21,10 @@ class DeiT(Family):
     needs: ClassVar[dict[str, tuple[Any, ...]]] = {
         "class_token": (True,),
         "pooling": ("class",),
-        "positions": ("learned",),
+        "pos_embed": ("learned",),
         "activation": ("gelu", "gelu_tanh"),
     }
-    defaults: ClassVar[Fields] = {"position_resample": "transformers"}  # plain bicubic, in both
+    defaults: ClassVar[Fields] = {"pos_embed_resample": "transformers"}  # plain bicubic, in both
     preprocess: ClassVar[Fields] = {"crop": 0.875, "statistics": "imagenet"}
 
     def recognises(self, source: Source) -> bool:

@@ -45,8 +45,8 @@ TABLE: Table = {
 class Google(Family):
     name = "google"
     suffix = ".npz"
-    needs: ClassVar[dict[str, tuple[Any, ...]]] = {"positions": ("learned",), "pooling": ("class", "average")}
-    defaults: ClassVar[Fields] = {"activation": "gelu_tanh", "standardisation": "google"}
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {"pos_embed": ("learned",), "pooling": ("class", "average")}
+    defaults: ClassVar[Fields] = {"activation": "gelu_tanh", "weight_standardization": "google"}
     # vit_jax evaluates on the whole picture, scaled to a square.
     preprocess: ClassVar[Fields] = {"resize": "squash", "interpolation": "bilinear"}
 
@@ -76,10 +76,10 @@ class Google(Family):
         fields = {**self.defaults, **flax_sizes(tensors, ATTENTION, BLOCK + "/MlpBlock_3"), **hybrid(tensors)}
         fields |= {"class_token": "cls" in tensors, "pooling": "class" if "cls" in tensors else "average"}
         count = shape_of(tensors, TABLE["positions.table"].name, 3)[1]
-        fields["position_prefix"] = int(fields["class_token"])
+        fields["pos_embed_prefix"] = int(fields["class_token"])
         stem_stride = 4 * 2 ** max(0, len(fields["stem_layers"]) - 1) if "stem" in fields else 1
         stride = (fields["patch_size"][0] * stem_stride, fields["patch_size"][1] * stem_stride)
-        fields["image_size"] = image_size_for(count - fields["position_prefix"], stride, given)
+        fields["image_size"] = image_size_for(count - fields["pos_embed_prefix"], stride, given)
         return Described(fields)
 
     def table(self, config: ViTConfig) -> Table:

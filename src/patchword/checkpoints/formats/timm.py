@@ -63,8 +63,8 @@ SIZE_NAMES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge
 
 class Timm(Family):
     name = "timm"
-    needs: ClassVar[dict[str, tuple[Any, ...]]] = {"positions": ("learned",), "pooling": tuple(POOLS.values())}
-    defaults: ClassVar[Fields] = {"standardisation": "timm", "position_resample": "timm"}
+    needs: ClassVar[dict[str, tuple[Any, ...]]] = {"pos_embed": ("learned",), "pooling": tuple(POOLS.values())}
+    defaults: ClassVar[Fields] = {"weight_standardization": "timm", "pos_embed_resample": "timm"}
     preprocess: ClassVar[Fields] = {"crop": 0.9}
 
     def recognises(self, source: Source) -> bool:
@@ -171,7 +171,7 @@ def positions_of(tensors: Tensors, fields: Fields, given: Fields, no_embed_class
         prefix = count - patches  # a non-square model whose size the caller stated
     else:
         prefix = prefix_positions(count, num_prefix)
-    return {"position_prefix": prefix, "image_size": image_size_for(count - prefix, stride, given)}
+    return {"pos_embed_prefix": prefix, "image_size": image_size_for(count - prefix, stride, given)}
 
 
 def stated_preprocess(config: Any) -> Fields:

@@ -33,9 +33,9 @@ class Torchvision(Family):
     needs: ClassVar[dict[str, tuple[Any, ...]]] = {
         "class_token": (True,),
         "pooling": ("class",),
-        "positions": ("learned",),
+        "pos_embed": ("learned",),
     }
-    defaults: ClassVar[Fields] = {"position_resample": "torchvision"}
+    defaults: ClassVar[Fields] = {"pos_embed_resample": "torchvision"}
     preprocess: ClassVar[Fields] = {"crop": 0.875, "interpolation": "bilinear", "statistics": "imagenet"}
 
     def recognises(self, source: Source) -> bool:

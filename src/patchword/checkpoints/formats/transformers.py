@@ -72,9 +72,9 @@ class Transformers(Family):
     needs: ClassVar[dict[str, tuple[Any, ...]]] = {
         "class_token": (True,),
         "pooling": ("class", "class+average"),
-        "positions": ("learned",),
+        "pos_embed": ("learned",),
     }
-    defaults: ClassVar[Fields] = {"position_resample": "transformers", "norm_eps": 1e-12}
+    defaults: ClassVar[Fields] = {"pos_embed_resample": "transformers", "norm_eps": 1e-12}
     preprocess: ClassVar[Fields] = {"resize": "squash", "interpolation": "bilinear"}
     unused: ClassVar[dict[str, str]] = {"mask_token": "embeddings.mask_token"}
 
@@ -105,7 +105,7 @@ class Transformers(Family):
         positions = shape_of(tensors, "embeddings.position_embeddings", 3)[1]
         if "image_size" in stated:
             given = {**given, **ViTConfig.cast_fields({"image_size": stated["image_size"]})}
-        fields["image_size"] = image_size_for(positions - fields["position_prefix"], (ph, pw), given)
+        fields["image_size"] = image_size_for(positions - fields["pos_embed_prefix"], (ph, pw), given)
         preprocess = {"crop": 0.875, "statistics": "imagenet"} if "dino" in kind else {}
         preprocess |= stated_preprocess(source.processor)
         return Described(fields, preprocess=preprocess, labels=stated_labels(stated.get("id2label")))
@@ -159,13 +159,13 @@ def token_fields(tensors: Tensors, kind: str) -> Fields:
     two_heads = "distillation_classifier.weight" in tensors
     head = "cls_classifier.weight" if two_heads else "classifier.weight"
     fields: Fields = {"num_classes": shape_of(tensors, head, 2)[0] if head in tensors else 0}
-    fields |= {"distillation": two_heads, "position_prefix": 1}
+    fields |= {"distillation": two_heads, "pos_embed_prefix": 1}
     if "embeddings.distillation_token" in tensors:
-        fields["position_prefix"] = 2
+        fields["pos_embed_prefix"] = 2
         fields["num_registers"] = 0 if two_heads else 1
     if "embeddings.register_tokens" in tensors:
         fields["num_registers"] = shape_of(tensors, "embeddings.register_tokens", 3)[1]
-        fields["position_resample"] = "timm"  # antialiased bicubic
+        fields["pos_embed_resample"] = "timm"  # antialiased bicubic
     if "dino" in kind and fields["num_classes"]:
         fields["pooling"] = "class+average"
     if "pooler.dense.weight" in tensors and not fields["num_classes"]:  # its classifiers skip the pooler

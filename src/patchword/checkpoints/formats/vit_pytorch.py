@@ -89,7 +89,7 @@ class ViTPytorch(Family):
         head = next((n for n in ("mlp_head.weight", "linear_head.weight") if n in tensors), None)
         fields["num_classes"] = shape_of(tensors, head, 2)[0] if head else 0
         if simple:
-            fields |= {"positions": "sincos", "image_size": given.get("image_size", 224)}
+            fields |= {"pos_embed": "sincos", "image_size": given.get("image_size", 224)}
         else:
             count = shape_of(tensors, "pos_embedding", 3)[1] - fields["class_token"]
             fields["image_size"] = image_size_for(count, (side, side), given)

@@ -73,6 +73,6 @@ def examine_run(run: Path) -> list[Finding]:
         place = f"{fault.place.where}, {fault.place.layer}" if fault.place else "unknown"
         same = "computed again, it is the same" if again == fault.place else f"computed again, it is {again}"
         what = f"step {fault.step + 1} met a number that is not finite ({place}); {same}"
-        advice = "Look at these pictures; lower optim.lr, set optim.clip, or use fp32."
+        advice = "Look at these pictures; lower optim.lr, set optim.clip_grad_norm, or use fp32."
         findings.append(Finding("error", what, tuple(fault.samples[:10]), advice))
     return findings

@@ -18,7 +18,7 @@ def serve(
     port: int = 8000,
     batch: int = 16,
     queue: int = 256,
-    threads: int | None = None,
+    num_threads: int | None = None,
     engine: EngineName = "torch",
 ) -> int:
     """Serve a model: an API, and a page to drop pictures on. A token is asked of clients if PATCHWORD_TOKEN is set.
@@ -30,10 +30,10 @@ def serve(
         port: 0 takes any that is free
         batch: pictures that go through the model together
         queue: pictures that may wait; more are refused with 503
-        threads: cores for the model; all by default
+        num_threads: cores for the model; all by default
     """
-    if not 0 <= port < 2**16 or batch < 1 or queue < 1 or (threads is not None and threads < 1):
-        raise ConfigError("--port must be 0 to 65535; --batch, --queue and --threads at least 1.")
+    if not 0 <= port < 2**16 or batch < 1 or queue < 1 or (num_threads is not None and num_threads < 1):
+        raise ConfigError("--port must be 0 to 65535; --batch, --queue and --num-threads at least 1.")
     try:
         from ...serve.limits import Limits
         from ...serve.server import run
@@ -44,7 +44,7 @@ def serve(
         raise ConfigError(f"{TOKEN} must be plain ASCII, not empty, without spaces around; unset it to ask for none.")
     with listening(host, port) as listener:  # a port that is taken is told before the model is loaded
         checkpoint = reading.read(model)
-        run(checkpoint, title_of(model), listener, token, threads, Limits(batch=batch, queue=queue), engine)
+        run(checkpoint, title_of(model), listener, token, num_threads, Limits(batch=batch, queue=queue), engine)
     return 0
 
 

@@ -35,7 +35,7 @@ def study(
     from ...report.figure_files import PAGE
     from ...studies import make_study, run_study
     from ...studies.definitions import SMALL
-    from ...studies.run_study import told
+    from ...studies.runner import told
     from ...studies.study_report import write_study
 
     chosen = make_study(name, load_recipe(recipe) if recipe else SMALL)

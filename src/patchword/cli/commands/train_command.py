@@ -41,7 +41,7 @@ def train(
     DATA is a folder with a folder for each class, a .csv, .parquet or .tar file, or a named set (cifar10, ...). A model
     is fine-tuned on it by the recipe "finetune", or trained from nothing with --model Ti/16. Any field of the
     configuration is a flag: --init MODEL, --budget 10m, --epochs 5, --model S/16, --augment medium, --optim.lr 3e-4,
-    --data.workers 4 (docs/train.md lists them).
+    --data.num-workers 4 (docs/train.md lists them).
 
     Args:
         out: the run folder to make; runs/NAME if not given

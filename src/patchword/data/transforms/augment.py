@@ -29,16 +29,16 @@ def augment(images: torch.Tensor, config: AugmentConfig, keys: np.ndarray) -> to
     Flip and shift, RandAugment, changes of colour, a blank square, an erased rectangle: those that `config` asks for.
     """
     mirrored = uniform(keys, "flip")[:, 0] < config.flip
-    shift = config.shift if config.crop == "shift" else 0.0
+    shift = config.shift_limit if config.crop == "shift" else 0.0
     pictures = _moved(images.numpy(), mirrored, shift, uniform(keys, "shift", 2))
-    if config.operations:
-        pictures = randaugment(pictures, config.operations, config.magnitude, keys)
-    if config.colour:
-        _recolour(pictures, config.colour, uniform(keys, "colour", 3))
+    if config.randaug_ops:
+        pictures = randaugment(pictures, config.randaug_ops, config.randaug_magnitude, keys)
+    if config.color_jitter:
+        _recolour(pictures, config.color_jitter, uniform(keys, "colour", 3))
     if config.cutout:
         pictures = op.cutout(pictures, config.cutout, uniform(keys, "cutout", 2))
-    if config.erase:
-        _erase(pictures, config.erase, keys)
+    if config.random_erasing:
+        _erase(pictures, config.random_erasing, keys)
     return torch.from_numpy(pictures)
 
 

@@ -1,0 +1,68 @@
+"""Format version 1 of model.json and config.json: what its fields are called now.
+
+Versions of patchword before 0.2 wrote it. Documents are upgraded when they are read; nothing else knows the old names.
+"""
+
+from typing import Any
+
+MODEL_FIELDS = {
+    "attention": "attention_pattern",
+    "checkpoint_blocks": "grad_checkpointing",
+    "local_start": "local_attention_init",
+    "position_prefix": "pos_embed_prefix",
+    "position_resample": "pos_embed_resample",
+    "positions": "pos_embed",
+    "standardisation": "weight_standardization",
+    "window": "window_size",
+}
+RUN_FIELDS = {
+    "accumulate": "grad_accum_steps",
+    "evaluate_every": "eval_every",
+    "flip_test": "tta_flip",
+    "head": "head_init",
+    "keep": "keep_last",
+    "log": "loggers",
+    "lora": "lora_rank",
+    "threads": "num_threads",
+}
+SECTION_FIELDS = {
+    "model": MODEL_FIELDS,
+    "data": {"balanced": "balanced_sampling", "memory": "cache_gib", "workers": "num_workers"},
+    "augment": {
+        "colour": "color_jitter",
+        "erase": "random_erasing",
+        "magnitude": "randaug_magnitude",
+        "operations": "randaug_ops",
+        "shift": "shift_limit",
+    },
+    "optim": {"clip": "clip_grad_norm", "head_lr": "head_lr_scale", "sam": "sam_rho"},
+    "schedule": {"cooldown": "cooldown_fraction", "final": "min_lr_ratio", "warmup": "warmup_fraction"},
+}
+RESIZE_FIELDS = {"early_scale": "scale", "early_part": "fraction"}  # now in a section of their own
+
+
+def upgrade_model(document: dict[str, Any]) -> dict[str, Any]:
+    """A model.json of version 1 under the names of version 2."""
+    renamed = rename_keys(document, {"several": "multi_label"})
+    if isinstance(renamed.get("config"), dict):
+        renamed["config"] = rename_keys(renamed["config"], MODEL_FIELDS)
+    return renamed
+
+
+def upgrade_run(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run of version 1 under the names of version 2."""
+    renamed = rename_keys(config, RUN_FIELDS)
+    for section, fields in SECTION_FIELDS.items():
+        if isinstance(renamed.get(section), dict):
+            renamed[section] = rename_keys(renamed[section], fields)
+    resize = {new: renamed.pop(old) for old, new in RESIZE_FIELDS.items() if old in renamed}
+    if resize:
+        renamed["progressive_resize"] = resize
+    if isinstance(renamed.get("start_share"), int | float):  # the weight of the initial weights, not of the fine-tuned
+        renamed["wise_ft_alpha"] = 1 - renamed.pop("start_share")
+    return renamed
+
+
+def rename_keys(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """The same values; keys without a new name stay."""
+    return {names.get(key, key): value for key, value in values.items()}
