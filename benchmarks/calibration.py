@@ -15,10 +15,10 @@ import torch
 from harness import shown, write_result
 
 from patchword.data.formats.image_folder import match_classes
-from patchword.evaluation import ClassificationMetrics, labeled_images
+from patchword.evaluation.evaluate import labeled_images
 from patchword.inference.classifier import Classifier
 from patchword.metrics.calibration import fit_temperature
-from patchword.metrics.classification import expected_calibration_error
+from patchword.metrics.classification import ClassificationMetrics, expected_calibration_error
 
 SHOWN = ("top1", "nll", "brier", "ece", "ece_adaptive")
 

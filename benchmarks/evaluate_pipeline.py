@@ -21,7 +21,7 @@ from harness import write_result
 
 from patchword.data.images import list_images
 from patchword.data.prefetch import prefetch
-from patchword.evaluation import evaluate
+from patchword.evaluation.evaluate import evaluate
 from patchword.inference.classifier import BATCH_SIZE, Classifier
 
 

@@ -25,7 +25,7 @@ from patchword.engines.engine import Engine
 from patchword.engines.exportable import Packed
 from patchword.engines.onnx import OnnxSession, make_onnx, quiet
 from patchword.engines.parity import answers, measure_parity
-from patchword.evaluation import labeled_images
+from patchword.evaluation.evaluate import labeled_images
 from patchword.inference.classifier import Classifier
 from patchword.models.token_merging import merge_schedule
 

@@ -19,8 +19,8 @@ from typing import Any
 from harness import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from helpers.runs import Nursery, end_of, go_on, killed_again_and_again, leftovers, tiny, write_recipe
 from patchword.config import Config, DataConfig, OptimConfig
-from runs import Nursery, end_of, go_on, killed_again_and_again, leftovers, tiny, write_recipe
 
 STEPS = 140
 OPTIMISERS, WORKERS = ("adamw", "muon"), (0, 2)

@@ -10,7 +10,7 @@ import argparse
 
 from harness import shown, write_result
 
-from patchword.evaluation import probe
+from patchword.evaluation.probe import probe
 
 
 def main() -> None:

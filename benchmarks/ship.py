@@ -19,7 +19,7 @@ from harness import RESULTS, write_result
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.data.resolve import open_data
 from patchword.data.sources import Source
-from patchword.evaluation import LabeledImage, evaluate
+from patchword.evaluation.evaluate import LabeledImage, evaluate
 from patchword.inference.classifier import Classifier
 from patchword.metrics.calibration import fit_temperature
 from patchword.training.run_dir import read_config, read_split

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import PATIENCE
+from helpers.serving import PATIENCE
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CHILD = """

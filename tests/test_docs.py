@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from helpers.small_checkpoint import checkpoint
 from patchword.checkpoints import write_checkpoint
 from patchword.metrics.calibration import USUAL
-from test_checkpoints import checkpoint
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

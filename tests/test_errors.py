@@ -25,6 +25,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import patchword
+from helpers.color_classifier import colour_checkpoint
+from helpers.command import run
+from helpers.small_checkpoint import checkpoint
+from helpers.small_study import BASE, little_study
 from patchword.checkpoints import write_checkpoint
 from patchword.checkpoints.tensor_files import read_tensors
 from patchword.cli.output import print_outcome
@@ -39,10 +43,6 @@ from patchword.serve.uploads import Upload, uploads
 from patchword.studies import run_study as studies
 from patchword.studies.study import Cell
 from patchword.training import TrainResult
-from test_checkpoints import checkpoint
-from test_classifier import colour_checkpoint
-from test_cli import run
-from test_studies import BASE, little_study
 
 SOURCE = Path(patchword.__file__).parent
 REWORDED = "Worded otherwise."

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import patchword as pw
 from helpers import snapshots
+from helpers.runs import rows, write_recipe
 from helpers.snapshots import check_arrays, check_exact, check_openapi, check_rows, check_schema, schema_of
 from patchword.cli import main as cli
 from patchword.config import (
@@ -41,7 +42,6 @@ from patchword.serve.prometheus import Meters
 from patchword.studies import run_study
 from patchword.studies.study import Cell, Study
 from patchword.training import train
-from runs import rows, write_recipe
 
 FORMAT1 = Path(__file__).parent / "fixtures/format1"
 
@@ -191,7 +191,7 @@ def test_logits_of_the_shipped_model() -> None:
 
 
 def test_golden_cases() -> None:
-    from test_golden import CASES, GOLDEN, MODELS, read  # skips where the golden cases are absent
+    from helpers.golden_cases import CASES, GOLDEN, MODELS, read  # skips where the golden cases are absent
 
     found = {}
     for name in MODELS:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.text import visible
 
 if TYPE_CHECKING:
-    from ..evaluation import Evaluation, ProbeResult
+    from ..evaluation.evaluate import Evaluation
+    from ..evaluation.probe import ProbeResult
     from ..evaluation.robustness import Robustness
     from ..training import TrainResult
 

@@ -33,7 +33,7 @@ class AttentionDistance:
         return float(spearmanr(np.arange(len(layers)), layers).statistic)
 
 
-def attention_distance(model: ViT, batches: Iterable[Tensor]) -> AttentionDistance:
+def measure_attention_distance(model: ViT, batches: Iterable[Tensor]) -> AttentionDistance:
     """Distance weighted by attention, from patch to patch: prefix tokens are left out and the rest sums to one again.
 
     `batches` are normalised images (B, C, H, W). Memory does not grow with the number of images (see capture.py).

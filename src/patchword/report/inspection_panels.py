@@ -13,7 +13,6 @@ from ..checkpoints import Checkpoint
 from ..core.text import plural
 from ..inference.classifier import Classifier
 from ..inference.inspection_images import Pictures
-from ..inspection.attention_distance import attention_distance
 from ..inspection.attention_rollout import head_attention
 from ..inspection.explain import BY_CLASS, default_method, explain, methods_for
 from ..inspection.faithfulness import (
@@ -25,7 +24,8 @@ from ..inspection.faithfulness import (
     random_maps,
 )
 from ..inspection.filters import embedding_filters
-from ..inspection.position_similarity import NO_TABLE, cross_strength, position_similarity
+from ..inspection.measure_attention_distance import measure_attention_distance
+from ..inspection.pos_embed_similarity import NO_TABLE, cross_strength, position_similarity
 from ..inspection.token_analysis import outlier_fraction, patch_colors, patch_similarity, token_norms
 from ..inspection.walkthrough import trace_walkthrough
 from ..models import ViT
@@ -171,7 +171,7 @@ def positions_exhibit(subject: Subject) -> Panel:
 def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
     from ..plots.distance_plot import reach_figure
 
-    reach = attention_distance(model, subject.batches())
+    reach = measure_attention_distance(model, subject.batches())
     first, last = reach.distance[0].mean(), reach.distance[-1].mean()
     seen = f"Mean over {plural(reach.images, 'image')}: {first:.0f} pixels in the first layer, {last:.0f} in the last. "
     seen += f"Spearman's rank correlation between depth and mean distance is {reach.growth:.2f}."

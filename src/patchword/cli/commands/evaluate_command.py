@@ -11,7 +11,7 @@ from ..model_args import NOTHING, EngineName, Flag, ModelReference, Reading, tit
 from ..output import print_evaluation, progress, report_unread, say
 
 if TYPE_CHECKING:
-    from ...evaluation import Evaluation, LabeledImage
+    from ...evaluation.evaluate import Evaluation, LabeledImage
     from ...evaluation.robustness import Robustness
     from ...inference.classifier import Classifier
 
@@ -47,8 +47,8 @@ def evaluate(
         raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")
     if csv and csv.exists() and not overwrite:
         raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
-    from ...evaluation import evaluate as measure
-    from ...evaluation import labeled_images
+    from ...evaluation.evaluate import evaluate as measure
+    from ...evaluation.evaluate import labeled_images
     from ...inference.classifier import Classifier
     from ...inference.prediction_csv import write_rows
     from ...report.figure_files import require_room

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
     from ...config import ModelConfig
     from ...engines.bench import EngineBench
-    from ...evaluation import LabeledImage
+    from ...evaluation.evaluate import LabeledImage
     from ...evaluation.export_check import ExportCheck
     from ...inference.classifier import Classifier
 
@@ -65,7 +65,7 @@ def export(
     check_numbers(merge, merge_drop, max_drop)
     from ...core.io import atomic_output, replace_json
     from ...engines.export import ExportOptions, check_format, write_export
-    from ...evaluation import labeled_images
+    from ...evaluation.evaluate import labeled_images
     from ...evaluation.export_check import check_export
     from ...inference.classifier import Classifier
 
@@ -215,7 +215,7 @@ def bench(
     from ...engines.engine import ENGINES
     from ...engines.engine_trials import try_engines
     from ...engines.parity import varied_images
-    from ...evaluation import labeled_images
+    from ...evaluation.evaluate import labeled_images
     from ...inference.classifier import Classifier
     from ...report.figure_files import require_room
 
@@ -249,7 +249,7 @@ def bench(
 
 
 def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[LabeledImage]") -> dict[str, float]:
-    from ...evaluation import evaluate
+    from ...evaluation.evaluate import evaluate
     from ...inference.classifier import Classifier
 
     found = {}

@@ -33,8 +33,8 @@ def probe(
     """
     from ...config import DataConfig
     from ...data.resolve import open_data
-    from ...evaluation import probe as measure
     from ...evaluation.probe import HELD_OUT
+    from ...evaluation.probe import probe as measure
 
     parts = open_data(DataConfig(source=data, val_fraction=HELD_OUT), seed=0)
     checkpoint = reading.read(model)

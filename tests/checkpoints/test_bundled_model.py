@@ -1,0 +1,90 @@
+"""The model that comes with patchword: that it is there, small, right, and a better beginning than none."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import patchword as pw
+from helpers.command import run
+from helpers.small_checkpoint import checkpoint
+from patchword.checkpoints import SHIPPED, read_checkpoint, write_checkpoint
+from patchword.config import AugmentConfig, DataConfig, ProgressiveResizeConfig
+from patchword.errors import CheckpointError, ConfigError, PatchwordError
+from patchword.recipes import load_recipe
+
+
+def test_it_is_there_and_small() -> None:
+    shipped = sorted(path.name for path in SHIPPED.iterdir())
+    assert shipped == ["cifar10"]
+    assert sum(path.stat().st_size for path in (SHIPPED / "cifar10").iterdir()) < 5 * 2**20
+    found = read_checkpoint("patchword:cifar10")
+    assert found.labels is not None and found.labels[3] == "cat" and found.config.image_size == (32, 32)
+    assert found.provenance, "it says how it was made"
+    with pytest.raises(CheckpointError, match="no patchword:imagenet. patchword comes with patchword:cifar10"):
+        read_checkpoint("patchword:imagenet")
+
+
+def test_it_is_right() -> None:
+    """On 500 pictures of the test part, where that is at hand or can be had."""
+    try:
+        test = pw.open_data(DataConfig(source="cifar10"), seed=0).test
+    except PatchwordError as error:
+        pytest.skip(f"needs CIFAR-10: {error}")
+    assert test is not None
+    classifier = pw.Classifier.load("patchword:cifar10")
+    rows = range(0, len(test), 20)
+    pixels = torch.stack([classifier.pixels(test.read(i, mode="RGB")) for i in rows])
+    with torch.inference_mode():
+        said = torch.cat([classifier.logits(part) for part in pixels.split(50)]).argmax(dim=1).numpy()
+    assert (said == test.targets[np.array(rows)]).mean() > 0.9
+
+
+def few_digits() -> pw.DatasetSplits:
+    """Ten of each digit to learn from, grown to 32 pixels; 300 to measure on."""
+    digits = load_digits()
+    images = np.repeat(np.repeat((digits.images * 15.9).astype(np.uint8), 4, axis=1), 4, axis=2)[..., None]
+    order = np.random.default_rng(0).permutation(len(images))
+    chosen = np.concatenate([order[digits.target[order] == label][:10] for label in range(10)])
+    rest = np.setdiff1d(order, chosen)[:300]
+    labels = [str(i) for i in range(10)]
+    train, val = (pw.from_arrays(images[rows], digits.target[rows], labels=labels) for rows in (chosen, rest))
+    return pw.DatasetSplits(train, val)
+
+
+def test_it_is_a_better_beginning_than_none(tmp_path: Path) -> None:
+    """A hundred digits, twenty steps of the same recipe: from its weights, and from nothing."""
+    recipe = load_recipe("cifar10_scratch")
+    changes = {"steps": 20, "budget": None, "batch_size": 50, "ema": 0.0, "tta_flip": False, "eval_every": 100.0}
+    whole = {
+        "augment": AugmentConfig(crop="shift"),
+        "progressive_resize": ProgressiveResizeConfig(),
+    }  # weights that have learnt begin at full size
+    scratch = recipe.replace(**changes, **whole, data=DataConfig())
+    started = scratch.replace(init="patchword:cifar10", head_init="probe")
+    found = {
+        name: pw.train(config, tmp_path / name, parts=few_digits()).figures["val"]["top1"]
+        for name, config in {"scratch": scratch, "started": started}.items()
+    }
+    assert found["started"] > found["scratch"] + 0.02, found
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    whole = checkpoint()
+    write_checkpoint(tmp_path / "whole", whole)
+    result = run("convert", tmp_path / "whole", tmp_path / "half", "--to", "patchword", "--half")
+    assert result.returncode == 0, result.stderr
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    assert sizes[1] < 0.6 * sizes[0]
+    half = read_checkpoint(tmp_path / "half").model()
+    assert next(half.parameters()).dtype == torch.float32
+    images = torch.randn(2, whole.config.in_channels, *whole.config.image_size)
+    torch.testing.assert_close(half(images), whole.model()(images), atol=2e-2, rtol=2e-2)
+    refused = run("convert", tmp_path / "whole", tmp_path / "x", "--to", "transformers", "--half")
+    assert refused.returncode == 2 and "--half goes with --to patchword" in refused.stderr
+    large = dataclasses.replace(whole, tensors={**whole.tensors, "norm.bias": whole.tensors["norm.bias"] + 1e5})
+    with pytest.raises(ConfigError, match="norm.bias has values beyond 65504"):
+        large.halved()

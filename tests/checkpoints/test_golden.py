@@ -1,0 +1,121 @@
+"""Every golden case: the original outputs from the original checkpoint file, to 3e-5, and the file written back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.golden_cases import CASES, GOLDEN, MODELS, given, read
+from helpers.shared_data import SHARED
+from patchword.checkpoints import read_checkpoint, write_checkpoint
+from patchword.checkpoints.detect_format import find_source
+from patchword.errors import ConversionError
+from patchword.models.pos_embed import resample_grid
+
+TOLERANCE = 3e-5  # the golden README: accepts correct code, rejects a wrong epsilon or GELU
+SUFFIX = {"google": ".npz", "big_vision": ".npz", "torchvision": ".pth", "deit": ".pth", "dinov2": ".pth"}
+
+RESIZES = [name for name in CASES if name not in MODELS]
+
+
+def test_all_cases_are_there() -> None:
+    assert len(MODELS) == 37 and len(RESIZES) == 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs(name: str) -> None:
+    case, golden = CASES[name], load_file(GOLDEN / name / "golden.safetensors")
+    checkpoint = read(name)
+    assert checkpoint.family == case["family"]
+    if case["input_size"] != case["image_size"]:
+        checkpoint = checkpoint.adapted(image_size=tuple(case["input_size"]))
+    model = checkpoint.model()
+    with torch.no_grad():
+        tokens = model.forward_features(golden["images"])
+        found = {"tokens": tokens, "logits": model(golden["images"]), "pooled": model.forward_pool(tokens)}
+        if case.get("distilled"):
+            found["logits_cls"], found["logits_dist"] = model.forward_distilled(golden["images"])
+            found["pooled"] = (tokens[:, 0] + tokens[:, 1]) / 2  # timm's mean, for show; DeiT averages the logits
+    found["features"] = found["logits"]
+    for output in set(golden) - {"images"}:
+        torch.testing.assert_close(found[output], golden[output], rtol=0, atol=TOLERANCE, msg=f"{name}: {output}")
+
+
+@pytest.mark.parametrize("change", [{"norm_eps": 1e-5}, {"activation": "gelu"}])
+def test_tolerance_can_fail(change: dict) -> None:
+    """The tolerance sees a wrong epsilon and a wrong GELU."""
+    golden = load_file(GOLDEN / "google_token/golden.safetensors")
+    model = read_checkpoint(GOLDEN / "google_token/model.npz", **change).model()
+    with torch.no_grad():
+        assert (model(golden["images"]) - golden["logits"]).abs().max() > TOLERANCE
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if CASES[n]["family"] != "vit_pytorch"])
+def test_ours_and_back(name: str, tmp_path: Path) -> None:
+    """A -> ours -> A holds the same tensors, bit for bit, in the same shapes and types."""
+    family = CASES[name]["family"]
+    write_checkpoint(tmp_path / "ours", read(name))
+    back = tmp_path / ("back" + SUFFIX.get(family, ""))
+    write_checkpoint(back, read_checkpoint(tmp_path / "ours"), family)
+    assert_same_file(GOLDEN / name / CASES[name]["checkpoint"]["file"], back)
+    assert read_checkpoint(back, **given(CASES[name])).config == read(name).config
+
+
+@pytest.mark.parametrize("name", ["google_token", "timm_token", "hf_vit", "tv_vit"])
+@pytest.mark.parametrize("through", ["google", "timm", "transformers", "torchvision"])
+def test_through_another_format(name: str, through: str, tmp_path: Path) -> None:
+    """A -> B -> A holds the same tensors, bit for bit."""
+    family = CASES[name]["family"]
+    there, back = tmp_path / ("there" + SUFFIX.get(through, "")), tmp_path / ("back" + SUFFIX.get(family, ""))
+    write_checkpoint(there, read(name), through)
+    heads = {"num_heads": CASES[name]["heads"]}
+    write_checkpoint(back, read_checkpoint(there, **heads), family)
+    assert_same_file(GOLDEN / name / CASES[name]["checkpoint"]["file"], back)
+
+
+@pytest.mark.parametrize("name", ["google_token", "timm_token", "hf_vit", "tv_vit", "bv_tok_learn", "deit3_ls"])
+@pytest.mark.parametrize("to", ["google", "big_vision", "timm", "transformers", "torchvision", "deit"])
+def test_same_function_in_every_format(name: str, to: str, tmp_path: Path) -> None:
+    """What a format holds computes what the original did, once told what the format cannot say."""
+    checkpoint, out = read(name), tmp_path / ("out" + SUFFIX.get(to, ""))
+    if name == "deit3_ls" and to not in ("timm", "deit"):  # no LayerScale, or (transformers) with another pooling
+        with pytest.raises(ConversionError, match=to):
+            write_checkpoint(out, checkpoint, to)
+        assert not list(tmp_path.iterdir())
+        return
+    write_checkpoint(out, checkpoint, to)
+    config = checkpoint.config
+    told = {"num_heads": config.num_heads, "activation": config.activation, "norm_eps": config.norm_eps}
+    golden = load_file(GOLDEN / name / "golden.safetensors")
+    with torch.no_grad():
+        logits = read_checkpoint(out, **told).model()(golden["images"])
+    torch.testing.assert_close(logits, golden["logits"], rtol=0, atol=TOLERANCE)
+
+
+def assert_same_file(a: Path, b: Path) -> None:
+    first, second = find_source(a), find_source(b)
+    assert first.tensors.keys() == second.tensors.keys()
+    assert first.wrapped == second.wrapped
+    for name, tensor in first.tensors.items():
+        assert tensor.dtype == second.tensors[name].dtype, name
+        assert torch.equal(tensor, second.tensors[name]), name
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_position_resizing(name: str) -> None:
+    golden = load_file(GOLDEN / name / "golden.safetensors")
+    mode = {"google": "google", "big_vision": "google", "timm": "timm", "torchvision": "torchvision"}
+    jobs = sorted({key.rsplit(".", 1)[0] for key in golden})
+    for job in jobs:
+        before, after = golden[f"{job}.input"][0], golden[f"{job}.output"][0]
+        sizes, _, prefix = job.partition("_prefix")
+        old, new = (tuple(map(int, part.split("x"))) for part in sizes.split("_to_"))
+        k = int(prefix) if prefix else len(before) - old[0] * old[1]
+        found = resample_grid(before[k:], old, new, mode[CASES[name]["family"]])
+        torch.testing.assert_close(found, after[k:], rtol=0, atol=TOLERANCE, msg=f"{name} {job}")
+        torch.testing.assert_close(before[:k], after[:k], rtol=0, atol=0)
+
+
+def test_shared_data_is_where_we_look() -> None:
+    assert SHARED.is_dir()

@@ -1,0 +1,286 @@
+"""References to parts that fit each other; sources of files and arrays; what cannot be read."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.shared_data import shared_path
+from patchword.config import DataConfig
+from patchword.data.channel_stats import channel_statistics
+from patchword.data.check_readable import require_readable
+from patchword.data.resolve import open_data, resolve_dataset
+from patchword.data.sources import FileSource, Source, from_arrays
+from patchword.errors import DataError, ImageError
+
+
+def paint(path: Path, colour: tuple[int, int, int] = (0, 0, 0), size: tuple[int, int] = (8, 8)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def colours(source: Source) -> list[object]:
+    return [source.read(index, mode="RGB").getpixel((0, 0)) for index in range(len(source))]
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """train: 8 cats (red), 6 dogs (green); test: one dog. Files are numbered by their shade."""
+    for i in range(8):
+        paint(tmp_path / f"pets/train/cat/{i}.png", (200 + i, 0, 0))
+    for i in range(6):
+        paint(tmp_path / f"pets/train/dog/{i}.png", (0, 200 + i, 0))
+    paint(tmp_path / "pets/test/dog/0.png", (0, 99, 0))
+    return tmp_path / "pets"
+
+
+def test_a_folder_with_parts(pets: Path) -> None:
+    parts = open_data(DataConfig(source=str(pets), val_fraction=0.25), 0)
+    assert parts.train.labels == ("cat", "dog") and len(parts.train) == 10
+    assert parts.val is not None and parts.val.targets.tolist() == [0, 0, 1, 1]
+    assert parts.test is not None and parts.test.labels == ("cat", "dog")
+    assert parts.test.targets.tolist() == [1] and colours(parts.test) == [(0, 99, 0)]
+    seen = colours(parts.train) + colours(parts.val)
+    assert sorted(seen) == sorted([(200 + i, 0, 0) for i in range(8)] + [(0, 200 + i, 0) for i in range(6)])
+
+
+def test_separate_references(pets: Path, tmp_path: Path) -> None:
+    """Each of its own kind; of one with parts the part that is asked for, else its training part."""
+    paint(tmp_path / "other/val/dog/1.png", (1, 1, 1))
+    paint(tmp_path / "other/train/dog/2.png", (2, 2, 2))
+    (tmp_path / "list.csv").write_text("path,label\npets/test/dog/0.png,dog\nother/val/dog/1.png,cat\n")
+    config = DataConfig(source=str(pets), val=str(tmp_path / "other"), test=str(tmp_path / "list.csv"))
+    parts = open_data(config, 0)
+    assert len(parts.train) == 14 and parts.split["kind"] == "given"
+    assert parts.val is not None and colours(parts.val) == [(1, 1, 1)] and parts.val.targets.tolist() == [1]
+    assert parts.test is not None and parts.test.targets.tolist() == [1, 0]
+    (tmp_path / "other/val").rename(tmp_path / "other/test")
+    parts = open_data(config, 0)
+    assert parts.val is not None and colours(parts.val) == [(2, 2, 2)]
+
+
+def test_classes_that_training_lacks(pets: Path) -> None:
+    paint(pets / "test/Cat/1.png")
+    paint(pets / "test/eel/1.png")
+    with pytest.raises(
+        DataError, match=r"'test' has classes that the training part lacks: 'Cat', 'eel'\..*'cat', 'dog'"
+    ):
+        open_data(DataConfig(source=str(pets)), 0)
+
+
+def test_folders_for_several_labels(pets: Path) -> None:
+    parts = open_data(DataConfig(source=str(pets), multi_label=True), 0)
+    assert parts.train.targets.dtype == np.float32 and set(map(tuple, parts.train.targets)) == {(0, 1), (1, 0)}
+    assert parts.test is not None and parts.test.targets.tolist() == [[0, 1]] and parts.train.multi_label
+
+
+def test_named_sets_win_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pets.rename(pets.parent / "digits")
+    monkeypatch.chdir(pets.parent)
+    assert len(resolve_dataset("digits").parts["train"].labels) == 10
+    assert resolve_dataset("./digits").parts["train"].labels == ("cat", "dog")
+    assert resolve_dataset("./digits").parts["train"].name(0) == "digits/train/cat/0.png"
+
+
+def test_a_single_part_is_taken_whatever_it_is_called(pets: Path) -> None:
+    parts = open_data(DataConfig(source=str(pets / "train"), test=str(pets / "test")), 0)
+    assert parts.test is not None and len(parts.test) == 1
+    (pets / "train").rename(pets / "val")
+    with pytest.raises(DataError, match="no part for training, only 'test', 'val'"):
+        open_data(DataConfig(source=str(pets)), 0)
+    (pets / "test").rename(pets.parent / "test")
+    parts = open_data(DataConfig(source=str(pets)), 0)
+    assert parts.split["kind"] == "stratified" and parts.test is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("", "No data are given. They may be a folder"),
+        ("cifr10", "no file or folder cifr10.*the named ones are .*Did you mean the named data set 'cifar10'"),
+        ("no/such/folder", "no file or folder no/such/folder"),
+        ("no-*.tar", "no file or folder no-"),
+        ("pets/train/cat/0.png", "cannot be read as data"),
+        ("empty", "no pictures below empty"),
+        ("single", "only one class, 'pictures'.*If 'labels.csv' in it says"),
+    ],
+)
+def test_references_that_lead_nowhere(
+    pets: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str
+) -> None:
+    monkeypatch.chdir(pets.parent)
+    Path("empty").mkdir()
+    paint(Path("single/pictures/1.png"))
+    Path("single/labels.csv").touch()
+    with pytest.raises(DataError, match=message):
+        open_data(DataConfig(source=reference), 0)
+
+
+def test_an_archive_beside_its_class_folders_is_not_the_data(pets: Path) -> None:
+    (pets / "pets.tar").write_bytes(b"junk")
+    (pets / "pets.parquet").write_bytes(b"junk")
+    assert len(resolve_dataset(str(pets)).parts["train"]) == 14
+
+
+def test_optional_packages_are_asked_for(tmp_path: Path) -> None:
+    """In a process that cannot import them, the message says what to install."""
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/dataset_dict.json").write_text("{}")
+    code = """
+import sys
+sys.modules["pyarrow"] = sys.modules["pyarrow.parquet"] = sys.modules["datasets"] = None
+from patchword.data.resolve import find
+from patchword.errors import ConfigError
+for reference in sys.argv[1:]:
+    try:
+        find(reference)
+    except ConfigError as error:
+        print(error)
+"""
+    references = [str(tmp_path / "x.parquet"), str(tmp_path / "saved"), "hf-datasets:owner/name"]
+    run = subprocess.run([sys.executable, "-c", code, *references], capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert len(lines) == 3 and all("pip install -c constraints.txt '.[data]'" in line for line in lines)
+    assert "pyarrow" in lines[0] and "datasets" in lines[1]
+
+
+def test_opening_a_folder_imports_no_large_library(pets: Path) -> None:
+    code = f"""
+import sys
+from patchword.data.resolve import open_data
+from patchword.config import DataConfig
+open_data(DataConfig(source={str(pets)!r}), 0)
+print([name for name in ("torch", "pyarrow", "datasets", "pandas", "sklearn", "scipy") if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_damaged_files_stay_in_and_are_found(pets: Path) -> None:
+    for name in ("cat/1.png", "dog/3.png"):
+        (pets / "train" / name).write_bytes(b"junk")
+    paint(pets / "train/cat/2.png").write_bytes((pets / "train/cat/0.png").read_bytes()[:50])
+    (pets / "train/dog/9.jpg").touch()
+    source = resolve_dataset(str(pets)).parts["train"]
+    assert len(source) == 15
+    codes = dict.fromkeys(("cat/1.png", "dog/3.png"), "image_unsupported")
+    codes |= {"cat/2.png": "image_damaged", "dog/9.jpg": "image_empty"}
+    for index in range(len(source)):
+        name = source.key(index).removeprefix("train/")
+        if name in codes:
+            with pytest.raises(ImageError, match=name) as error:
+                source.read(index, mode="RGB")
+            assert error.value.code == codes.pop(name)
+        else:
+            source.read(index, mode="RGB")
+    assert not codes
+    require_readable(source)
+
+
+def test_a_source_in_which_nothing_can_be_read(tmp_path: Path) -> None:
+    for i in range(30):
+        (tmp_path / f"{'ab'[i % 2]}").mkdir(exist_ok=True)
+        (tmp_path / f"{'ab'[i % 2]}/{i}.jpg").write_bytes(b"junk")
+    source = resolve_dataset(str(tmp_path)).parts["train"]
+    with pytest.raises(DataError, match=r"none of the 20 that were tried at random.*\.jpg: "):
+        require_readable(source)
+    with pytest.raises(DataError, match="cannot be read: none of the 2 pictures"):
+        require_readable(source.subset(np.arange(2)))
+    with pytest.raises(DataError, match="None of the 30 pictures that were tried"):
+        channel_statistics(source, "RGB", (4, 4))
+    paint(tmp_path / "a/0.jpg")
+    require_readable(source.subset(np.arange(20)))  # one in twenty is enough
+
+
+def test_arrays() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
+    source = from_arrays(images, np.array([0, 2, 1, 2, 0], dtype=np.uint8), ["a", "b", "c", "d"])
+    assert source.labels == ("a", "b", "c", "d") and source.targets.dtype == np.int64
+    assert np.array_equal(np.asarray(source.read(3, mode="RGB")), images[3]) and source.read(3, mode="L").mode == "L"
+    part = source.subset(np.array([4, 1]))
+    assert part.images.shape == (2, 4, 6, 3) and part.name(0) == "array 4" and len(part) == 2
+    assert np.array_equal(np.asarray(part.read(1, mode="RGB")), images[1])
+    grey = from_arrays(images[..., 0], np.array([0, 1, 0, 1, 0]))
+    assert grey.images.shape == (5, 4, 6, 1) and grey.labels == ("0", "1")
+    assert np.array_equal(np.asarray(grey.read(0, mode="L")), images[0, ..., 0])
+    assert np.array_equal(np.asarray(grey.read(0, mode="RGB"))[..., 2], images[0, ..., 0])
+    multi_label = from_arrays(images, np.eye(5, 3, dtype=bool))
+    assert multi_label.multi_label and multi_label.targets.dtype == np.float32 and multi_label.labels == ("0", "1", "2")
+
+
+IMAGES = np.zeros((2, 4, 4, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "targets", "labels", "message"),
+    [
+        (IMAGES.astype(np.float32), [0, 1], None, "uint8 .* not float32"),
+        (IMAGES.transpose(0, 3, 1, 2), [0, 1], None, r"not \(2, 3, 4, 4\)"),
+        (IMAGES[:, :0], [0, 1], None, r"not \(2, 0, 4, 3\)"),
+        (IMAGES[:0], [], None, r"not \(0, 4, 4, 3\)"),
+        (IMAGES, [0, 1, 0], None, r"2 pictures, but targets have the shape \(3,\)"),
+        (IMAGES, [0.0, 1.0], None, "whole numbers"),
+        (IMAGES, [0, -1], None, "smallest is -1"),
+        (IMAGES, [0, 2], ["a", "b"], "3 classes, and the labels 'a', 'b'"),
+        (IMAGES, [0, 1], ["a", "a"], "are not one for each"),
+        (IMAGES, [[0, 1], [2, 0]], None, "zeros and ones"),
+        (IMAGES, [[0, 1], [1, 0]], ["a", "b", "c"], "2 classes, and the labels"),
+    ],
+)
+def test_wrong_arrays(images: np.ndarray, targets: list[int], labels: list[str] | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_arrays(images, np.array(targets), labels)
+
+
+def test_labels_are_matched_by_name() -> None:
+    source = from_arrays(np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 0]), ["b", "c", "never used"])
+    assert source.relabelled(["a", "b", "c"]).targets.tolist() == [1, 2, 1]
+    assert source.as_multi_label().relabelled(["c", "b"]).targets.tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert source.targets.tolist() == [0, 1, 0] and source.labels[0] == "b"  # itself unchanged
+    with pytest.raises(DataError, match="The data has classes that the training part lacks: 'c'"):
+        source.relabelled(["a", "b"])
+
+
+def test_statistics_of_known_pictures(tmp_path: Path) -> None:
+    paint(tmp_path / "1.png", (0, 51, 255))
+    paint(tmp_path / "2.png", (255, 51, 255), size=(30, 5))
+    (tmp_path / "3.png").write_bytes(b"junk")
+    source = FileSource(["1.png", "2.png", "3.png"], ("x",), np.zeros(3, dtype=np.int64), tmp_path)
+    mean, std = channel_statistics(source, "RGB", (4, 6))
+    assert mean == pytest.approx((0.5, 0.2, 1.0)) and std == pytest.approx((0.5, 1 / 255, 1 / 255))
+    assert len(channel_statistics(source, "L", (4, 4))[0]) == 1
+
+
+def test_statistics_agree_with_numpy_and_with_themselves() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (300, 5, 4, 3), dtype=np.uint8)
+    images[..., 1] //= 2
+    source = from_arrays(images, np.arange(300) % 2)
+    mean, std = channel_statistics(source, "RGB", (5, 4))
+    np.testing.assert_allclose(mean, images.mean(axis=(0, 1, 2)) / 255, rtol=1e-12)
+    np.testing.assert_allclose(std, images.std(axis=(0, 1, 2)) / 255, rtol=1e-12)
+    few = channel_statistics(source, "RGB", (5, 4), limit=50)
+    assert few == channel_statistics(source, "RGB", (5, 4), limit=50) and few != (mean, std)
+    np.testing.assert_allclose(few[0], mean, atol=0.05)
+
+
+def test_real_pictures_on_many_threads() -> None:
+    """Oxford Pets: the parts as given, and the same pixels however many threads read."""
+    parts = open_data(DataConfig(source=str(shared_path("data/pets"))), 0)
+    assert len(parts.train.labels) == 37 and parts.val is not None and parts.test is not None
+    assert (len(parts.train) + len(parts.val), len(parts.test)) == (3680, 3669)
+    assert len(parts.val) == 368 and np.bincount(parts.val.targets, minlength=37).min() >= 9
+    source = parts.test.subset(np.arange(0, 3669, 60))
+    alone = [np.asarray(source.read(i, mode="RGB", at_least=(32, 32))).sum() for i in range(len(source))]
+    with ThreadPoolExecutor(8) as pool:
+        threaded = list(
+            pool.map(lambda i: np.asarray(source.read(i, mode="RGB", at_least=(32, 32))).sum(), range(len(source)))
+        )
+    assert alone == threaded
+    mean, std = channel_statistics(parts.train, "RGB", (32, 32), limit=100)
+    assert all(0.3 < m < 0.6 for m in mean) and all(0.15 < s < 0.35 for s in std)

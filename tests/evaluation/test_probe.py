@@ -1,0 +1,232 @@
+"""Probes of frozen features: against published formulas written out, scikit-learn, and real pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+import patchword as pw
+from helpers.command import run
+from helpers.model_zoo import RESNETS, VITS, checkpoint_of
+from patchword.data.resolve import resolve_dataset
+from patchword.errors import ConfigError, DataError
+from patchword.evaluation import logistic_probe as logistic
+from patchword.evaluation.frozen_features import features, kept_at, reading
+from patchword.evaluation.knn_probe import neighbour_accuracies, votes
+from patchword.evaluation.logistic_probe import PENALTIES, LogisticModel, logistic_probe, recalled, refitted
+from patchword.evaluation.probe import probe
+from patchword.evaluation.ridge_probe import Ridge, draw_shots
+from patchword.inference.classifier import Encoder
+from patchword.inspection import capture
+
+
+def clouds(count: int, width: int, classes: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features around a centre for each class."""
+    chance = np.random.default_rng(seed)
+    y = np.arange(count) % classes
+    centres = np.random.default_rng(99).normal(size=(classes, width)) * 1.5
+    return torch.from_numpy((centres[y] + chance.normal(size=(count, width))).astype(np.float32)), torch.from_numpy(y)
+
+
+def published_few_shot(x: np.ndarray, y: np.ndarray, asked: np.ndarray, classes: int, l2: float) -> np.ndarray:
+    """big_vision's few-shot evaluator, as its formula reads: whiten, add a bias of 100, solve the normal equations."""
+    mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
+    one = np.hstack([(x - mean) / std, np.full((len(x), 1), 100.0)])
+    other = np.hstack([(asked - mean) / std, np.full((len(asked), 1), 100.0)])
+    goals = 2.0 * np.eye(classes)[y] - 1.0
+    return other @ np.linalg.solve(one.T @ one + l2 * np.eye(one.shape[1]), one.T @ goals)
+
+
+@pytest.mark.parametrize("count", [10, 60], ids=["fewer pictures than features", "more"])
+@pytest.mark.parametrize("l2", [2.0**-5, 2.0**10, 2.0**19])
+def test_few_shot_is_big_vision_s(count: int, l2: float) -> None:
+    (x, y), (asked, _) = clouds(count, 24), clouds(40, 24, seed=1)
+    expected = published_few_shot(x.double().numpy(), y.numpy(), asked.double().numpy(), 5, l2)
+    np.testing.assert_allclose(Ridge(x, y, 5).scores(asked, l2).numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_neighbours_are_scikit_learn_s() -> None:
+    (x, y), (asked, truth) = clouds(200, 16), clouds(50, 16, seed=1)
+    other = KNeighborsClassifier(9, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07), algorithm="brute")
+    near, places = (torch.nn.functional.normalize(asked) @ torch.nn.functional.normalize(x).T).topk(9)
+    found = votes(near, y[places], 5).numpy()
+    expected = other.fit(x.numpy(), y.numpy()).predict_proba(asked.numpy())
+    np.testing.assert_allclose(found / found.sum(axis=1, keepdims=True), expected, atol=1e-4)
+    accuracy = neighbour_accuracies(x, y, asked, truth, 5, [1, 9])
+    assert accuracy[9] == pytest.approx((expected.argmax(axis=1) == truth.numpy()).mean())
+    assert accuracy[1] == pytest.approx((y[places[:, 0]] == truth).double().mean())
+
+
+def test_logistic_regression_is_scikit_learn_s() -> None:
+    (x, y), (held, held_y) = clouds(300, 16), clouds(100, 16, seed=1)
+    found = logistic_probe(x, y, held, held_y, 5)
+    raw = x.double().numpy()
+    scaled = (raw - raw.mean(axis=0)) / raw.std(axis=0, ddof=1)
+    other = LogisticRegression(C=1 / (2 * len(x) * found.penalty), tol=1e-8, max_iter=2000).fit(scaled, y.numpy())
+    asked = (held.double().numpy() - raw.mean(axis=0)) / raw.std(axis=0, ddof=1)
+    mine = found.scores(held).softmax(dim=1).numpy()
+    np.testing.assert_allclose(mine, other.predict_proba(asked), atol=5e-3)
+    again = refitted(x, y, 5, found.penalty)
+    assert again.penalty == found.penalty and torch.equal(again.weight, found.weight)
+    losses = [float(torch.nn.functional.cross_entropy(refitted(x, y, 5, p).scores(held), held_y)) for p in PENALTIES]
+    assert PENALTIES[int(np.argmin(losses))] == found.penalty, "chosen on the pictures held out"
+
+
+def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
+    """Four pictures of each class; the old head knows the same classes in another order, among others, or nothing."""
+
+    def blurred(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = clouds(count, 64, seed=seed)
+        return x + 5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), y
+
+    (x, y), (held, held_y), (many, many_y) = blurred(20, 0), blurred(400, 1), blurred(4000, 2)
+    known = refitted(many, many_y, 5, 1e-3)
+    others = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).double() / 8
+    old = LogisticModel(
+        torch.cat([others, known.weight.flip(1)], 1), torch.cat([torch.zeros(3).double() - 9, known.bias.flip(0)])
+    )
+    plain, found = logistic_probe(x, y, held, held_y, 5), logistic_probe(x, y, held, held_y, 5, old)
+
+    def accuracy(probe: LogisticModel) -> float:
+        return float((probe.scores(held).argmax(1) == held_y).double().mean())
+
+    assert found.recalls and accuracy(found) > accuracy(plain) + 0.1, (accuracy(found), accuracy(plain))
+    ignorant = LogisticModel(
+        torch.randn(64, 8, generator=torch.Generator().manual_seed(1)).double(), torch.zeros(8).double()
+    )
+    kept = logistic_probe(x, y, held, held_y, 5, ignorant)
+    assert not kept.recalls and torch.equal(kept.weight, plain.weight), "one that knows nothing is not recalled"
+
+
+def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y), (held, held_y) = clouds(60, 16), clouds(200, 16, seed=1)
+    x, held = (t + 3 * torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for t in (x, held))
+    penalties: list[float] = []
+    fit = logistic.fitted
+    monkeypatch.setattr(logistic, "fitted", lambda *given: (penalties.append(given[-1]), fit(*given))[1])
+    found = logistic_probe(x, y, held, held_y, 5)
+    assert penalties == list(PENALTIES[: PENALTIES.index(found.penalty) + 2]) and len(penalties) < len(PENALTIES)
+    for old in (None, LogisticModel(torch.eye(16, 8).double(), torch.zeros(8).double())):
+        penalties.clear()
+        hasty = logistic_probe(x, y, held, held_y, 5, old, seconds=0.0)
+        assert penalties == [PENALTIES[0]] and hasty.recalls == (old is not None)
+
+
+def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None:
+    x, y = clouds(1300, 8)
+    y[y == 4] = 3  # a class without a picture begins at nothing
+    old = LogisticModel(torch.randn(8, 7).double(), torch.randn(7).double())
+    taken = old.scores(x).softmax(1)
+    found = recalled(x, y, 5, old)
+    for k in range(4):
+        share = taken[y == k].mean(0)
+        torch.testing.assert_close(found.weight[:, k], old.weight @ share)
+        torch.testing.assert_close(found.bias[k], old.bias @ share)
+    assert not found.weight[:, 4].any() and found.bias[4] == 0
+
+
+def test_shots_are_of_every_class_and_depend_on_the_seed() -> None:
+    targets = np.array([0] * 9 + [1] * 5 + [2] * 7)
+    chosen = draw_shots(targets, 4, seed=1)
+    assert np.bincount(targets[chosen]).tolist() == [4, 4, 4] and len(set(chosen)) == 12
+    assert not np.array_equal(chosen, draw_shots(targets, 4, seed=2))
+    with pytest.raises(DataError, match="Class 1 has only 5"):
+        draw_shots(targets, 6, seed=0)
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two classes that differ in colour, in a train and a test part; and a cache of its own."""
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
+    chance = np.random.default_rng(0)
+    for part, count in (("train", 12), ("test", 6)):
+        for name, colour in (("red", (200, 40, 40)), ("blue", (40, 40, 200))):
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(np.array(colour) + chance.integers(-40, 40, (32, 32, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(checkpoint_of(VITS["class"]))
+    source = resolve_dataset(str(photos)).parts["train"]
+    first = features(encoder, source)
+    picture = encoder.preprocess.normalise(encoder.pixels(source.name(3))[None])
+    with torch.inference_mode():
+        torch.testing.assert_close(first[3:4], encoder.model.embed_images(picture))
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "each", lambda *_: pytest.fail("computed again"))
+        assert torch.equal(features(encoder, source), first)
+    place = kept_at(encoder, source, None)
+    assert place is not None
+    place.write_bytes(place.read_bytes()[:-100])  # a damaged file is not believed
+    assert torch.equal(features(encoder, source), first)
+    Image.new("RGB", (32, 32), "green").save(source.name(3))  # nor is a file of other pictures
+    assert not torch.equal(features(encoder, source)[3], first[3])
+    assert kept_at(encoder, source, 0) != kept_at(encoder, source, 1)
+
+
+def test_features_that_cannot_be_kept_are_still_computed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
+    source = resolve_dataset(str(photos)).parts["train"]
+    assert len(features(Encoder(checkpoint_of(VITS["class"])), source)) == len(source)
+    assert "not kept" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_read_is_named(photos: Path) -> None:
+    (photos / "train/red/4.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"red.4\.png"):
+        probe(checkpoint_of(VITS["class"]), str(photos))
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_layers(name: str) -> None:
+    model = checkpoint_of(VITS[name]).model()
+    images = torch.randn(2, model.config.in_channels, *model.config.image_size)
+    with torch.no_grad():
+        tokens = capture.features(model, images, [1])["blocks.1"]
+        mean = tokens[:, model.config.num_prefix :].mean(dim=1)
+        both = torch.cat([tokens[:, 0], mean], dim=1)
+        whole = {"class": tokens[:, 0], "class+average": both}.get(model.config.pooling, mean)
+        torch.testing.assert_close(reading(model, 1, images), whole)
+        torch.testing.assert_close(reading(model, None, images), model.embed_images(images))
+
+
+def test_a_resnet_has_no_layers(photos: Path) -> None:
+    model = checkpoint_of(next(iter(RESNETS.values())))
+    assert probe(model, str(photos), shots=(5,)).logistic == 1.0
+    with pytest.raises(ConfigError, match="Only a ViT has blocks"):
+        probe(model, str(photos), layer=0)
+
+
+def test_colours_are_told_apart_without_training(photos: Path) -> None:
+    found = probe(checkpoint_of(VITS["average"]), str(photos), shots=(1, 5, 50), seeds=3)
+    assert set(found.few_shot) == {1, 5} and found.left_out == (50,), "no class has fifty pictures"
+    assert found.train == 24 and found.test == 12 and found.classes == 2
+    assert np.mean(found.few_shot[5]) >= 0.9 and found.logistic == 1.0 and found.neighbours[1] == 1.0
+
+
+def test_the_command_on_real_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
+    result = run("probe", "patchword:cifar10", "digits", "--shots", 1, 10, "--seeds", 3, "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    one, ten = (np.mean(found["few_shot"][n]) for n in ("1", "10"))
+    assert 0.3 < one < ten < found["logistic"] and found["logistic"] > 0.9
+    assert result.stderr == ""
+
+
+def test_wrong_requests() -> None:
+    assert run("probe", "patchword:cifar10", "digits", "--shots", 0).returncode == 2
+    with pytest.raises(ConfigError, match="at least 1"):
+        pw.probe("patchword:cifar10", "digits", seeds=0)

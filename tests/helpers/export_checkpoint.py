@@ -1,0 +1,23 @@
+"""A small checkpoint whose predictions differ between images, for exports and engines."""
+
+import torch
+
+from helpers.model_zoo import lively
+from patchword.checkpoints import Checkpoint
+from patchword.config import ViTConfig
+from patchword.data.preprocess import HALF, Preprocess
+from patchword.engines.exportable import Packed
+from patchword.engines.parity import sample_pictures
+
+TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=5)
+LABELS = ("cat", "dog", "eft", "fox", "gnu")
+
+
+def checkpoint_of(config: ViTConfig) -> Checkpoint:
+    channels = config.in_channels
+    preprocess = Preprocess(config.image_size, crop=0.9, mean=HALF[:channels], std=HALF[:channels])
+    tensors = dict(lively(config).state_dict())
+    made = Checkpoint(config, tensors, preprocess, labels=LABELS, temperature=1.3)
+    with torch.no_grad():  # so that not all pictures are of the same class
+        tensors["head.bias"] -= 1.3 * Packed(made)(sample_pictures(preprocess)).mean(dim=0)
+    return made

@@ -1,0 +1,51 @@
+"""Small models of every kind, with random weights."""
+
+import torch
+
+from patchword.checkpoints import Checkpoint
+from patchword.config import ResNetConfig, ViTConfig
+from patchword.data.preprocess import Preprocess
+from patchword.models import Model, build_model
+
+BASE = ViTConfig(image_size=(32, 36), patch_size=(8, 4), embed_dim=24, depth=3, num_heads=3, mlp_dim=32, num_classes=5)
+VITS = {
+    "class": BASE,
+    "average": BASE.replace(class_token=False, pooling="average", norm_after_pool=True),
+    "both": BASE.replace(pooling="class+average"),
+    "probe": BASE.replace(class_token=False, pooling="attention"),
+    "probe and class token": BASE.replace(pooling="attention"),
+    "registers": BASE.replace(num_registers=3),
+    "distilled": BASE.replace(distillation=True),
+    "grey": BASE.replace(in_channels=1),
+    "relative": BASE.replace(pos_embed="relative", class_token=False, pooling="average"),
+    "rotary": BASE.replace(pos_embed="rotary", embed_dim=24, head_dim=8),
+    "no positions": BASE.replace(pos_embed="none"),
+    "sin-cos, normed": BASE.replace(pos_embed="sincos", qk_norm=True, post_norm=True),
+    "local": BASE.replace(attention_pattern="local", window_size=3),
+    "swiglu, scaled": BASE.replace(activation="swiglu", layer_scale=0.1),
+    "hybrid": BASE.replace(image_size=(32, 48), patch_size=(2, 2), stem="resnet", stem_layers=(1,), stem_width=32),
+    "convolutions": BASE.replace(
+        patch_size=(1, 1), image_size=(32, 48), stem="conv", stem_layers=(8, 16), stem_convs=2
+    ),
+}
+RESNETS = {
+    "ResNet": ResNetConfig(image_size=(32, 32), layers=(1, 1, 1), kind="cifar", num_classes=5),
+    "BiT": ResNetConfig(image_size=(64, 64), layers=(1, 1, 1, 1), num_classes=5),
+}
+
+
+def lively(config: ViTConfig | ResNetConfig, seed: int = 0) -> Model:
+    """Random weights, the head's too, which would be zero."""
+    torch.manual_seed(seed)
+    model = build_model(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.startswith("head") or parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def checkpoint_of(config: ViTConfig | ResNetConfig) -> Checkpoint:
+    mean = (0.5,) * config.in_channels
+    prepared = Preprocess(size=config.image_size, mean=mean, std=mean)
+    labels = tuple(f"class {i}, also <{i}>" for i in range(config.num_classes - 1)) + (r"$\\broken{ 猫猫",)
+    return Checkpoint(config, dict(lively(config).state_dict()), prepared, labels)

@@ -1,0 +1,702 @@
+"""What an inspection computes, on cases whose answers are known, and on every kind of model there is."""
+
+import copy
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from helpers.command import run
+from helpers.model_zoo import BASE, RESNETS, VITS, checkpoint_of, lively
+from patchword import inspection
+from patchword.checkpoints import write_checkpoint
+from patchword.config import ResNetConfig, ViTConfig
+from patchword.data.preprocess import Preprocess
+from patchword.engines.capabilities import probe_capabilities
+from patchword.errors import ConfigError
+from patchword.inference.classifier import Classifier, find_class
+from patchword.inference.inspection_images import gather
+from patchword.inspection import (
+    attention_rollout as looking,
+)
+from patchword.inspection import (
+    capture,
+)
+from patchword.inspection import (
+    faithfulness as trust,
+)
+from patchword.inspection import (
+    measure_attention_distance as distance,
+)
+from patchword.inspection.capture import attention_maps, features
+from patchword.models import ViT, build_model, optimize_for_cpu
+from patchword.models.attention import attention_weights
+from patchword.plots.attention_plot import heads_figure
+from patchword.plots.filter_plot import positions_figure
+from patchword.plots.theme import mosaic
+from patchword.report.inspection_panels import NAMES, Subject, verdict
+from patchword.report.inspection_report import inspect
+
+
+def some_images(config: ViTConfig | ResNetConfig, count: int = 2) -> Tensor:
+    return torch.randn(count, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(1))
+
+
+def vit(config: ViTConfig) -> ViT:
+    model = lively(config)
+    assert isinstance(model, ViT)
+    return model
+
+
+# ---- the maps are those that the model uses
+
+
+@pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
+def test_maps_are_those_of_the_fused_path(config: ViTConfig) -> None:
+    model, images = vit(config), some_images(config)
+    logits, maps = capture.forward_with_maps(model, images)
+    torch.testing.assert_close(logits, model(images), atol=1e-5, rtol=1e-5)
+    seen: dict[int, Tensor] = {}
+    capture.reduce_maps(model, images, lambda layer, rows, heads, weights: seen.__setitem__(layer, weights.clone()))
+    recomputed = attention_maps(model, images)
+    for layer in range(config.depth):
+        torch.testing.assert_close(seen[layer], recomputed[layer], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(maps[layer], recomputed[layer], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
+def test_every_path_gives_the_same_maps(config: ViTConfig) -> None:
+    """Plain and optimized for CPUs, with gradients and without, in fp32 and, where the processor can, in bf16."""
+    plain, images = vit(config), some_images(config)
+    fast = optimize_for_cpu(copy.deepcopy(plain))
+    expected = attention_maps(plain, images)
+    for model, gradients, bf16 in itertools.product((plain, fast), (True, False), (True, False)):
+        if bf16 and not probe_capabilities().bf16_works:
+            continue
+        tolerance = 0.03 if bf16 else 1e-5
+        with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            found = attention_maps(model, images)
+            logits, maps = capture.forward_with_maps(model, images)
+            torch.testing.assert_close(logits.float(), model(images).float(), atol=10 * tolerance, rtol=0)
+        for layer in range(config.depth):
+            for weights in (found[layer], maps[layer]):
+                torch.testing.assert_close(weights.float(), expected[layer], atol=tolerance, rtol=0)
+
+
+def test_maps_of_a_smaller_grid_in_training() -> None:
+    """Progressive resizing: maps are those of the patches that are there, with their own relative positions."""
+    config = VITS["relative"]
+    model = vit(config).train()
+    images = some_images(config)[..., :16, :12]  # 2 x 3 patches
+    maps = attention_maps(model, images, [0])[0]
+    assert maps.shape == (2, 3, 6, 6)
+    logits, again = capture.forward_with_maps(model, images)
+    torch.testing.assert_close(logits, model(images), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again[0], maps)
+
+
+def test_other_threads_are_not_captured() -> None:
+    """One thread may classify with a model while another explains with it."""
+    config = VITS["class"]
+    model, images = vit(config), some_images(config, 1)
+    layers: list[int] = []
+    with capture.observed_attention(model, lambda layer, q, k, v, bias: layers.append(layer)):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(model, images).result()
+        assert layers == []
+        model(images)
+    assert layers == [0, 1, 2]
+    model(images)
+    assert layers == [0, 1, 2] and not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("config", [VITS["registers"], VITS["relative"]], ids=["registers", "relative"])
+def test_pieces_give_the_same_and_stay_small(config: ViTConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = vit(config), some_images(config, 5)
+    whole = distance.measure_attention_distance(model, [images])
+    tokens = config.num_prefix + config.num_patches
+    monkeypatch.setattr(capture, "MAP_BYTES", capture.COPIES * 4 * tokens**2 * 2)  # two maps
+    sizes: list[int] = []
+    capture.reduce_maps(model, images, lambda layer, rows, heads, maps: sizes.append(maps.shape[0] * maps.shape[1]))
+    assert max(sizes) == 2 and sum(sizes) == 5 * config.num_heads * config.depth
+    parts = distance.measure_attention_distance(model, [images[:2], images[2:]])
+    np.testing.assert_allclose(parts.distance, whole.distance, rtol=1e-5)
+    np.testing.assert_allclose(parts.entropy, whole.entropy, rtol=1e-5)
+
+
+# ---- distance
+
+
+@pytest.mark.parametrize("config", [VITS["class"], VITS["average"], VITS["registers"]], ids=["class", "average", "reg"])
+def test_uniform_attention_has_the_distance_of_the_grid(config: ViTConfig) -> None:
+    model = vit(config)
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.attention.qkv.weight)
+        torch.nn.init.zeros_(block.attention.qkv.bias)
+    places = list(itertools.product(range(4), range(9)))
+    pairs = [math.hypot(8 * (a - c), 4 * (b - d)) for (a, b), (c, d) in itertools.product(places, places)]
+    reach = inspection.measure_attention_distance(model, [some_images(config)])
+    np.testing.assert_allclose(reach.distance, np.mean(pairs), rtol=1e-5)
+    np.testing.assert_allclose(reach.entropy, math.log2(36), rtol=1e-5)
+
+
+def test_identity_attention_goes_nowhere() -> None:
+    identity = torch.eye(36).expand(1, 2, 36, 36)
+    assert distance.mean_distance(identity, distance.patch_distances((4, 9), (8, 4))).abs().max() == 0
+    assert distance.mean_entropy(identity).abs().max() == 0
+    rolled = looking.roll([identity[:, 0]] * 5)
+    torch.testing.assert_close(rolled[0], torch.eye(36))
+
+
+def test_prefix_tokens_do_not_count() -> None:
+    weights = torch.rand(1, 1, 7, 7).softmax(dim=-1)
+    weights[..., 2, :] = torch.tensor([0.5, 0.5, 0, 0, 0, 0, 0])  # a patch that looks at prefix tokens only
+    between = distance.between_patches(weights, 2)
+    torch.testing.assert_close(between.sum(dim=-1), torch.ones(1, 1, 5))
+    expected = weights[0, 0, 3, 2:] / weights[0, 0, 3, 2:].sum()
+    torch.testing.assert_close(between[0, 0, 1], expected)
+    torch.testing.assert_close(between[0, 0, 0], torch.full((5,), 0.2))
+
+
+def test_distance_follows_its_head() -> None:
+    """Heads that change places take their distances with them."""
+    config = VITS["class"]
+    model, images = vit(config), some_images(config)
+    before = inspection.measure_attention_distance(model, [images]).distance
+    order = [2, 0, 1]
+    for block in model.blocks:
+        attention = block.attention
+        for tensor in (attention.qkv.weight, attention.qkv.bias):
+            parts = tensor.data.view(3, config.num_heads, -1, *tensor.shape[1:])
+            parts.copy_(parts[:, order].clone())
+        columns = attention.out.weight.data.view(config.embed_dim, config.num_heads, -1)
+        columns.copy_(columns[:, order].clone())
+    np.testing.assert_allclose(
+        inspection.measure_attention_distance(model, [images]).distance, before[:, order], rtol=1e-4
+    )
+
+
+def test_growth() -> None:
+    values = np.array([[1.0, 3.0], [2.0, 4.0], [9.0, 9.0]])
+    assert distance.AttentionDistance(values, values, 1, 9).growth == pytest.approx(1)
+    assert distance.AttentionDistance(values[::-1], values, 1, 9).growth == pytest.approx(-1)
+
+
+# ---- rollout and explanations
+
+
+def literal_rollout(maps: list[np.ndarray], fusion: str, discard: float) -> np.ndarray:
+    """Written out, one number at a time."""
+    size = maps[0].shape[-1]
+    rolled = np.eye(size)
+    for weights in maps:
+        fused = {"mean": weights.mean(0), "max": weights.max(0), "min": weights.min(0)}[fusion]
+        layer = np.zeros((size, size))
+        for i in range(size):
+            kept = sorted(range(size), key=lambda j, i=i: fused[i, j])[int(discard * size) :]  # type: ignore[misc]
+            total = sum(fused[i, j] for j in kept)
+            for j in kept:
+                layer[i, j] = 0.5 * fused[i, j] / total
+            layer[i, i] += 0.5
+        rolled = layer @ rolled
+    return rolled
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+@pytest.mark.parametrize("discard", [0.0, 0.6])
+def test_rollout_is_the_literal_one(fusion: Any, discard: float) -> None:
+    config = VITS["class"]
+    model, images = vit(config), some_images(config, 1)
+    maps = [m[0].detach().double().numpy() for m in attention_maps(model, images).values()]
+    expected = literal_rollout(maps, fusion, discard)
+    np.testing.assert_allclose(expected.sum(axis=1), 1)
+    found = inspection.rollout(model, images, fusion, discard)[0].numpy()
+    assert found.shape == (4, 9)
+    np.testing.assert_allclose(found.ravel(), expected[0, 1:], atol=1e-6)
+
+
+def test_rollout_is_read_where_the_head_reads() -> None:
+    for name in ("average", "distilled", "both", "probe"):
+        config = VITS[name]
+        model, images = vit(config), some_images(config, 1)
+        maps = [m[0].detach().double().numpy() for m in attention_maps(model, images).values()]
+        rolled, k = literal_rollout(maps, "mean", 0.0), config.num_prefix
+        rows = {"average": rolled.mean(0), "distilled": rolled[:2].mean(0)}
+        rows["both"] = (rolled[0] + rolled[k:].mean(0)) / 2
+        with torch.no_grad():
+            tokens = model.forward_features(images)
+            if name == "probe":
+                q, keys, _ = model.pool.project(tokens)
+                rows["probe"] = attention_weights(q, keys)[0, :, 0].mean(0).double().numpy() @ rolled[k:]
+        np.testing.assert_allclose(inspection.rollout(model, images)[0].numpy().ravel(), rows[name][k:], atol=1e-6)
+
+
+def test_relevance_is_the_literal_one() -> None:
+    config = VITS["class"]
+    model, images = vit(config), some_images(config, 1)
+    logits, maps = capture.forward_with_maps(model, images)
+    gradients = torch.autograd.grad(logits[0, 3], maps)
+    size = maps[0].shape[-1]
+    summed = np.eye(size)
+    for weights, gradient in zip(maps, gradients, strict=True):
+        product = (weights * gradient)[0].detach().double().numpy()
+        summed = summed + np.maximum(product, 0).mean(0) @ summed
+    found = inspection.explain(model, images, torch.tensor([3]), "relevance")[0]
+    np.testing.assert_allclose(found.ravel(), summed[0, 1:], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", inspection.METHODS)
+@pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
+def test_every_model_is_explained(config: ViTConfig, method: Any) -> None:
+    """Maps of the grid's shape, none negative; a picture's map does not depend on its neighbours in the batch."""
+    model, images = vit(config), some_images(config, 3)
+    classes = torch.tensor([0, 1, 2])
+    maps = inspection.explain(model, images, classes, method)
+    assert maps.shape == (3, *config.grid) and (maps >= 0).all() and np.isfinite(maps).all()
+    assert maps.max() > 0 or method in ("tokens", "gradcam")  # of which nothing is left where all speaks against
+    alone = inspection.explain(model, images[1:2], classes[1:2], method)
+    np.testing.assert_allclose(alone[0], maps[1], atol=1e-5)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_relevance_reads_what_the_head_reads() -> None:
+    """One block: the sum over the rows that are read of the positive part of gradient times attention."""
+    for name in ("both", "average", "distilled"):
+        config = VITS[name].replace(depth=1)
+        model, images = vit(config), some_images(config, 1)
+        logits, (weights,) = capture.forward_with_maps(model, images)
+        (gradient,) = torch.autograd.grad(logits[0, 3], weights)
+        part = (weights * gradient)[0].detach().clamp_min(0).mean(0).double().numpy()
+        rows = {"both": [0, *range(1, 37)], "average": range(36), "distilled": [0, 1]}[name]
+        expected = sum(part[row] for row in rows)[config.num_prefix :]
+        found = inspection.explain(model, images, torch.tensor([3]), "relevance")[0]
+        np.testing.assert_allclose(found.ravel(), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_relevance_through_a_probe() -> None:
+    config = VITS["probe"].replace(depth=1)
+    model, images = vit(config), some_images(config, 1)
+    logits, maps = capture.forward_with_maps(model, images)
+    block, pool = (
+        (m * g)[0].detach().clamp_min(0).mean(0).double().numpy()
+        for m, g in zip(maps, torch.autograd.grad(logits[0, 3], maps), strict=True)
+    )
+    expected = pool[0] @ (block / block.sum(axis=1, keepdims=True) + np.eye(36))
+    found = inspection.explain(model, images, torch.tensor([3]), "relevance")[0]
+    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-3, atol=1e-7)
+
+
+def test_other_classes_have_other_maps() -> None:
+    model, images = vit(VITS["class"]), some_images(VITS["class"], 1)
+    for method in ("relevance", "tokens", "gradcam"):
+        first, second = (inspection.explain(model, images, torch.tensor([c]), method)[0] for c in (0, 1))
+        assert np.abs(first - second).max() > 1e-3 * first.max()
+    for method in ("rollout", "attention"):
+        first, second = (inspection.explain(model, images, torch.tensor([c]), method)[0] for c in (0, 1))
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("config", RESNETS.values(), ids=RESNETS.keys())
+def test_resnets_are_explained_by_their_last_map(config: ResNetConfig) -> None:
+    model, images = lively(config), some_images(config)
+    values = model.feature_map(images)  # type: ignore[union-attr]
+    assert model.head.weight.shape[1] == values.shape[1]  # type: ignore[union-attr]
+    expected = torch.einsum("bchw,c->bhw", values, model.head.weight[2]).relu().detach().numpy()  # type: ignore
+    found = inspection.explain(model, images, torch.tensor([2, 2]), "gradcam")
+    cells = values.shape[-1] * values.shape[-2]
+    np.testing.assert_allclose(found * cells, expected, rtol=1e-3, atol=1e-4)  # the gradient is the head's row / cells
+    with pytest.raises(ConfigError, match="cannot be explained by rollout, only by: gradcam"):
+        inspection.explain(model, images, torch.tensor([0, 0]), "rollout")
+
+
+# ---- a model that looks at one patch only
+
+HOT = (2, 7)
+
+
+def one_patch_model() -> tuple[ViT, Tensor]:
+    """Attention of the class token goes to the brightest patch, and class 1 is that patch's brightness."""
+    config = ViTConfig(
+        image_size=(32, 36), patch_size=(8, 4), in_channels=1, embed_dim=8, depth=1, num_heads=1, mlp_dim=4,
+        num_classes=2, pos_embed="none",
+    )  # fmt: skip
+    model = build_model(config).eval()
+    assert isinstance(model, ViT)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        block = model.blocks[0]
+        block.norm1.weight.fill_(1)
+        model.norm.weight.fill_(1)
+        model.patch_embed.proj.weight[0].fill_(1 / 32)  # brightness
+        model.patch_embed.proj.bias[1] = 0.1
+        block.attention.qkv.bias[0] = 40.0  # every query asks for brightness ...
+        block.attention.qkv.weight[8] = torch.eye(8)[0]  # ... which is what a key says ...
+        block.attention.qkv.weight[16] = torch.eye(8)[0]  # ... and what a value carries
+        block.attention.out.weight[2] = torch.eye(8)[0]
+        model.head.weight[1] = 4 * torch.eye(8)[2]
+    images = torch.zeros(1, 1, 32, 36)
+    images[:, :, 8 * HOT[0] : 8 * HOT[0] + 8, 4 * HOT[1] : 4 * HOT[1] + 4] = 1.0
+    return model, images
+
+
+def place_of(heat: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(heat.argmax(), heat.shape))
+
+
+@pytest.mark.parametrize("method", inspection.METHODS)
+def test_a_model_that_looks_at_one_patch_lights_it(method: Any) -> None:
+    model, images = one_patch_model()
+    heat = inspection.explain(model, images, torch.tensor([1]), method)[0]
+    assert place_of(heat) == HOT
+    assert heat[HOT] > 0.9 * heat.sum()
+    assert place_of(inspection.head_attention(model, images)[0, 0, 0].numpy()) == HOT
+
+
+def test_deletion_and_insertion_tell_a_true_map_from_a_false_one() -> None:
+    model, images = one_patch_model()
+    true = np.zeros((1, 4, 9))
+    true[0][HOT] = 1
+    false = 1 - true
+    right, wrong = (trust.deletion_insertion(model, images, torch.tensor([1]), m) for m in (true, false))
+    shown = model(images).softmax(dim=-1)[0, 1].item()
+    blank = model(torch.zeros_like(images)).softmax(dim=-1)[0, 1].item()
+    assert shown > blank + 0.2
+    for curves in (right, wrong):  # both ends are the picture and nothing
+        np.testing.assert_allclose(curves.deletion[0, [0, -1]], [shown, blank], rtol=1e-5)
+        np.testing.assert_allclose(curves.insertion[0, [0, -1]], [blank, shown], rtol=1e-5)
+    np.testing.assert_allclose(right.deletion[0, 1:], blank, rtol=1e-5)  # gone at the first step
+    np.testing.assert_allclose(wrong.deletion[0, :-1], shown, rtol=1e-5)  # there until the last
+    deletion, insertion = right.areas
+    assert deletion < wrong.areas[0] and insertion > wrong.areas[1]
+    assert trust.area(np.array([[1.0, 1.0, 1.0]])) == 1 and trust.area(np.array([[1.0, 0.0, 0.0]])) == 0.25
+
+
+def test_equal_cells_are_hidden_in_no_order() -> None:
+    """A map of zeros must not do better or worse for where on the picture it begins."""
+    touched = trust.hiding(np.zeros((4, 9)), (4, 9))[5, 0].numpy()
+    assert touched.sum() == 18 and 0 < touched[:2].sum() < 18
+
+
+def test_cells_are_hidden_in_the_order_of_the_map() -> None:
+    heat = np.arange(36.0).reshape(4, 9)
+    hidden = trust.hiding(heat, (32, 36))
+    assert hidden.shape == (trust.STEPS + 1, 1, 32, 36) and not hidden[0].any() and hidden[-1].all()
+    assert (hidden[1:] >= hidden[:-1]).all()
+    first = hidden[1, 0].nonzero()
+    assert first[:, 0].min() == 24 and first[:, 1].min() == 4 * 5  # 4 of 36 cells: columns 5 to 8 of the last row
+    assert hidden[1].sum() == 4 * 8 * 4
+
+
+def test_randomisation_knows_what_depends_on_what() -> None:
+    """Attention does not depend on the head: shuffling that leaves it as it was. Relevance does not survive."""
+    model, images = vit(VITS["class"]), some_images(VITS["class"])
+    before = [p.clone() for p in model.parameters()]
+    found = inspection.parameter_randomization(
+        model, images, torch.tensor([0, 1]), ("attention", "rollout", "relevance")
+    )
+    assert found["attention"][0] == pytest.approx(1) and found["rollout"][0] == pytest.approx(1)
+    assert found["relevance"][0] < 0.999
+    assert all(-1 <= value < 0.9 for value in (found["attention"][2], found["relevance"][2]))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "the model stays whole"
+
+
+# ---- weights and tokens
+
+
+def test_components_of_filters_of_known_rank() -> None:
+    config = BASE.replace(embed_dim=48, patch_size=(4, 4))
+    model = vit(config)
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.linalg.qr(torch.randn(48, 3, generator=generator)).Q.T
+    model.patch_embed.proj.weight.data = torch.randn(48, 3, generator=generator) @ patterns
+    filters = inspection.embedding_filters(model)
+    assert filters.raw.shape == (48, 3, 4, 4) and filters.components.shape == (28, 3, 4, 4)
+    assert filters.explained[:3].sum() == pytest.approx(1) and filters.explained[3:].max() < 1e-9
+    span = filters.components[:3].reshape(3, -1) @ patterns.numpy().T  # the same three directions
+    np.testing.assert_allclose(np.linalg.svd(span)[1], 1, rtol=1e-5)
+
+
+def test_filters_of_stems_and_resnets_are_their_roots() -> None:
+    shapes = {"convolutions": (8, 3, 3, 3), "hybrid": (32, 3, 7, 7), "ResNet": (16, 3, 3, 3), "BiT": (64, 3, 7, 7)}
+    for name, shape in shapes.items():
+        filters = inspection.embedding_filters(lively({**VITS, **RESNETS}[name]))
+        assert filters.raw.shape == shape and filters.place == "first convolution"
+    raw = inspection.embedding_filters(lively(VITS["hybrid"])).raw  # as they are used: standardised
+    np.testing.assert_allclose(raw.mean(axis=(1, 2, 3)), 0, atol=1e-5)
+
+
+def test_position_similarity() -> None:
+    model = vit(VITS["sin-cos, normed"])
+    similarity = inspection.position_similarity(model)
+    assert similarity.shape == (4, 9, 4, 9)
+    np.testing.assert_allclose([similarity[i, j, i, j] for i, j in itertools.product(range(4), range(9))], 1, rtol=1e-5)
+    # The sin-cos product depends on the offset only.
+    np.testing.assert_allclose(similarity[0, 0, 1, 3], similarity[2, 4, 3, 7], rtol=1e-4)
+    table = vit(VITS["class"])
+    vectors = table.positions.table[0, 1:].detach().numpy()
+    one, other = vectors[2 * 9 + 5], vectors[3 * 9 + 1]
+    expected = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    assert inspection.position_similarity(table)[2, 5, 3, 1] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match="no position embeddings"):
+        inspection.position_similarity(vit(VITS["no positions"]))
+
+
+def test_tokens() -> None:
+    config = VITS["registers"]
+    model, images = vit(config), some_images(config)
+    found = features(model, images[:1])
+    norms = inspection.token_norms(model, images[0])
+    assert norms.shape == (4, 4, 9)
+    expected = found["blocks.1"][0, 4 + 2 * 9 + 3].norm().item()
+    assert norms[2, 2, 3] == pytest.approx(expected, rel=1e-5)
+    alike = inspection.patch_similarity(model, images[0], (2, 3))
+    assert alike.shape == (4, 9) and place_of(alike) == (2, 3) and alike.max() == pytest.approx(1, abs=1e-5)
+    colours = inspection.patch_colors(model, images)
+    assert colours.shape == (2, 4, 9, 3) and colours.min() >= 0 and colours.max() <= 1 and np.ptp(colours) > 0.5
+
+
+# ---- geometry
+
+
+def test_a_non_square_grid_is_drawn_where_it_is() -> None:
+    heat = np.zeros((4, 9))
+    heat[2, 7] = 1
+    tile = mosaic(np.stack([heat, heat.T.reshape(4, 9)]), 1, gap=1)
+    assert tile.shape == (9, 9) and tile[2, 7] == 1 and np.isnan(tile[4]).all()
+    figure = heads_figure(np.tile(heat, (3, 2, 1, 1)), ["1", "2", "3"])
+    drawn = figure.axes[0].get_images()[0].get_array()
+    assert (
+        drawn.shape == (2 * 4 + 1, 3 * 9 + 2) and drawn[5 + 2, 20 + 7] == 1 and np.nansum(drawn) == 6
+    )  # layers across
+    assert heads_figure(np.tile(heat, (2, 3, 1, 1)), ["1", "2"]).axes[0].get_xlabel() == "head"
+    similarity = np.random.default_rng(0).random((4, 9, 4, 9))
+    panels = positions_figure({"positions": similarity}).axes[0].get_images()[0].get_array()
+    assert panels.shape == (4 * 5 - 1, 9 * 10 - 1)
+    assert panels[5 * 2 + 1, 10 * 6 + 3] == pytest.approx(similarity[2, 6, 1, 3], rel=1e-6)
+
+
+PREPARED = Preprocess(size=(32, 72), crop=0.8, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+@pytest.mark.parametrize("size", [(300, 400), (400, 100), (72, 32), (5, 7)], ids=str)
+@pytest.mark.parametrize("resize", ["cover", "squash"])
+def test_a_map_lies_where_the_model_saw_it(size: tuple[int, int], resize: Any) -> None:
+    """Squares of the picture that the model sees in a cell are those that the overlay colours for this cell."""
+    prepared = PREPARED.replace(resize=resize)
+    width, height = size
+    left, top, right, bottom = prepared.seen(height, width)
+    assert 0 <= left < right <= width and 0 <= top < bottom <= height
+    picture = Image.new("RGB", size, "black")
+    cell = (bottom - top) / 4, (right - left) / 9
+    box = (left + 7 * cell[1], top + 2 * cell[0], left + 8 * cell[1], top + 3 * cell[0])
+    picture.paste((255, 255, 255), tuple(round(v) for v in box))  # type: ignore[arg-type]
+    heat = prepared.pixels(picture)[..., 0].reshape(4, 8, 9, 8).mean(axis=(1, 3))
+    if min(size) > 50:
+        assert place_of(heat) == (2, 7)
+    spread = inspection.on_picture(heat, (height, width), prepared)
+    assert spread.shape == (height, width)
+    inside = np.isfinite(spread)
+    assert inside.any()
+    if min(size) > 50:  # else a pixel is more than a cell
+        assert inside.sum() == pytest.approx((right - left) * (bottom - top), rel=0.02)
+        row, column = place_of(np.nan_to_num(spread))
+        assert box[1] - 1 <= row <= box[3] + 1 and box[0] - 1 <= column <= box[2] + 1
+
+
+def test_overlay_keeps_the_size_and_darkens_what_was_not_seen() -> None:
+    picture = Image.new("RGB", (300, 100), (100, 150, 200))
+    prepared = Preprocess(size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
+    heat = np.zeros((4, 4))
+    heat[1, 1] = 1
+    drawn = np.asarray(inspection.overlay(picture, heat, prepared))
+    assert drawn.shape == (100, 300, 3)
+    np.testing.assert_array_equal(drawn[50, 10], [35, 52, 70])  # beside the crop
+    np.testing.assert_array_equal(drawn[90, 190], [100, 150, 200])  # cold: the picture as it is
+    assert drawn[37, 137, 0] > 200  # hot
+    flat = np.asarray(inspection.overlay(picture, np.ones((4, 4)), prepared))
+    np.testing.assert_array_equal(flat[50, 150], [100, 150, 200])
+
+
+# ---- all of it, and the commands
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    noise = np.random.default_rng(0)
+    for number, size in enumerate([(40, 60), (90, 30), (33, 33)]):
+        Image.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+NO_BLOCKS = {"no blocks": BASE.replace(depth=0, class_token=False, pooling="average")}
+EVERYTHING = {**VITS, **NO_BLOCKS, **RESNETS}
+
+
+@pytest.mark.parametrize("config", EVERYTHING.values(), ids=EVERYTHING.keys())
+def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path) -> None:
+    """Every exhibit is there, drawn, or absent with a sentence that says why."""
+    classifier = Classifier(checkpoint_of(config))
+    found = inspect(Subject(classifier, gather(classifier, [str(photos)], 64)))
+    names = [each.name for each in found.exhibits]
+    assert tuple(names) == NAMES
+    absent = {each.name for each in found.exhibits if each.draw is None}
+    for each in found.exhibits:
+        assert each.seen.endswith(".") and (each.draw is None or each.arrays)
+    if isinstance(config, ResNetConfig):
+        tokens = {"attention_distance", "walk", "heads", "norms", "similarity", "colours"}
+        assert absent == {"positions"} | tokens
+    elif not config.depth:
+        assert absent == set(names) - {"filters", "positions"}
+        assert all("without blocks" in each.seen for each in found.exhibits if each.draw is None)
+    else:
+        assert absent == ({"positions"} if config.pos_embed in ("none", "rotary", "relative") else set())
+
+
+def test_the_command(photos: Path, tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "seen"
+    write_checkpoint(model, checkpoint_of(VITS["registers"]))
+    (photos / "broken.png").write_bytes(b"\x89PNG")
+    result = run("inspect", model, photos, "--out", out, "--label", "class 3", "--image-size", 48, 36)
+    assert result.returncode == 3, result.stderr
+    assert "broken.png" in result.stderr and "Traceback" not in result.stderr
+    names = {path.stem for path in out.glob("*.png")}
+    assert names == {path.stem for path in out.glob("*.svg")} == {path.stem for path in out.glob("*.npz")}
+    assert len(names) == 11 and not list(out.glob(".*"))
+    with np.load(out / "positions.npz") as arrays:  # before and after resampling
+        assert sorted(a.shape for a in arrays.values()) == [(4, 9, 4, 9), (6, 9, 6, 9)]
+    page = (out / "report.html").read_text()
+    assert "Spearman" in page and "&lt;3&gt;" not in page.split("<style>")[0]
+    assert not re.search(r"""(src|href|srcset)=["'](?!data:)""", page)
+    again = run("inspect", model, "--out", out)
+    assert again.returncode == 2 and "exists already" in again.stderr
+    assert run("inspect", model, "--out", out, "--overwrite").returncode == 0
+    assert {path.stem for path in out.glob("*.png")} == {"filters", "positions"}  # nothing stays of what was before
+
+
+def test_wrong_requests_get_a_sentence(photos: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    write_checkpoint(model, checkpoint_of(VITS["class"]))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    cases = [
+        ([photos, "--label", "dog"], "no class 'dog'"),
+        ([tmp_path / "empty"], "no pictures"),
+        ([tmp_path / "bad.png"], "None of the pictures could be read"),
+        (["cifar"], "cifar10"),
+        ([photos, "--most", "0"], "--most must be at least 1"),
+    ]
+    for arguments, sentence in cases:
+        result = run("inspect", model, *arguments, "--out", tmp_path / "seen")
+        assert result.returncode == 2 and sentence in result.stderr and "Traceback" not in result.stderr, result.stderr
+        assert not (tmp_path / "seen").exists()
+
+
+def test_predict_explains(photos: Path, tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "why"
+    write_checkpoint(model, checkpoint_of(VITS["average"]))
+    (photos / "more").mkdir()
+    (photos / "0.png").rename(photos / "more/1.png")  # a second 1.png
+    (photos / "broken.jpg").write_bytes(b"\xff\xd8")
+    clash = run("predict", model, photos, "--json", "--explain", photos)
+    assert clash.returncode == 2 and "not empty" in clash.stderr and not clash.stdout
+    result = run("predict", model, photos / "2.png", "--explain", photos, "--overwrite")
+    assert result.returncode == 2 and "one of the pictures themselves" in result.stderr
+    result = run("predict", model, photos, "--json", "--explain", out)
+    assert result.returncode == 3 and len(json.loads(result.stdout)) == 4
+    sizes = {path.name: opened(path).size for path in out.iterdir()}
+    assert sizes == {"1.png": (30, 90), "1-2.png": (60, 40), "2.png": (33, 33)}
+
+
+def opened(path: Path) -> Image.Image:
+    with Image.open(path) as picture:
+        return picture.copy()
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+    script = "import sys, patchword.inspection; print('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_real_weights_show_what_the_paper_saw(ti16: Path, imagenet: Path) -> None:
+    classifier = Classifier.load(ti16)
+    pictures = gather(classifier, [str(imagenet)], 8)
+    images = classifier.preprocess.normalise(pictures.pixels)
+    assert isinstance(classifier.model, ViT)
+    reach = inspection.measure_attention_distance(classifier.model, [images])
+    assert reach.growth > 0.7 and reach.distance.min() < 40 < 90 < reach.distance.max()
+    near, far = inspection.pos_embed_similarity.cross_strength(inspection.position_similarity(classifier.model))
+    assert near > far + 0.1
+
+
+def test_a_shuffled_head_is_all_that_changes_at_first() -> None:
+    """Ways that cannot see the head keep their maps, also where a stem has batch norms with statistics of their own."""
+    stem = BASE.replace(
+        stem="conv", stem_layers=(8, 16), patch_size=(2, 1), class_token=False, pooling="average", norm_after_pool=True
+    )
+    model = lively(stem)
+    model.train()
+    with torch.no_grad():  # statistics as training leaves them, of other images than those that are explained
+        for _ in range(5):
+            model(2 * torch.randn(8, 3, 32, 36) + 1)
+    model.eval()
+    kept = trust.parameter_randomization(
+        model, torch.randn(2, 3, 32, 36), torch.tensor([0, 1]), ["rollout", "attention"]
+    )
+    for way in ("rollout", "attention"):
+        assert kept[way][0] == pytest.approx(1.0) and kept[way][2] < 0.9
+
+
+def test_wrong_arguments_get_a_sentence() -> None:
+    model, images = lively(VITS["class"]), torch.randn(2, 3, 32, 36)
+    with pytest.raises(ConfigError, match="mean, max, min"):
+        inspection.rollout(model, images, fusion="median")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one class for each of the 2"):
+        inspection.explain(model, images, torch.tensor([3]), "relevance")
+    with pytest.raises(ConfigError, match="0 to 4"):
+        inspection.explain(model, images, torch.tensor([3, 50]), "relevance")
+    with pytest.raises(ConfigError, match="normalised images"):
+        inspection.explain(model, images.to(torch.uint8), torch.tensor([3, 4]), "relevance")
+    with pytest.raises(ConfigError, match="no images"):
+        inspection.measure_attention_distance(model, [])
+
+
+def test_a_verdict_needs_a_class_to_lose() -> None:
+    flat = trust.FaithfulnessCurves(np.full((1, 11), 1e-4), np.full((1, 11), 1e-4))
+    high = trust.FaithfulnessCurves(np.linspace(0.9, 0.0, 11)[None], np.linspace(0.0, 0.9, 11)[None])
+    low = trust.FaithfulnessCurves(np.full((1, 11), 0.9), np.full((1, 11), 0.1))
+    chance = trust.FaithfulnessCurves(np.full((1, 11), 0.5), np.full((1, 11), 0.5))
+    assert "too low to judge" in verdict({"gradcam": flat, trust.RANDOM: flat}, ["gradcam"], 1, 1)
+    said = verdict({"relevance": chance, "tokens": low, trust.RANDOM: low}, ["relevance", "tokens"], 2, 2)
+    assert (
+        "relevance is the most faithful method" in said
+        and "Not clearly better than a random order: tokens" in said
+        and "With so few images" in said
+    )
+    assert "do not rely on these maps" in verdict({"tokens": low, trust.RANDOM: high}, ["tokens"], 2, 2)
+    noise = np.array([0.9, -0.8, 0.7, -0.6, 0.5, -0.3])[:, None]  # better on average, but who knows
+    shaky = trust.FaithfulnessCurves(np.full((6, 11), 0.5) - noise / 2, np.full((6, 11), 0.5) + noise / 2)
+    even = trust.FaithfulnessCurves(np.full((6, 11), 0.5), np.full((6, 11), 0.5))
+    assert "do not rely on these maps" in verdict({"tokens": shaky, trust.RANDOM: even}, ["tokens"], 6, 2)
+
+
+def test_a_label_that_two_classes_have() -> None:
+    labels = ["tench, Tinca tinca", "crane", "goose", "crane"]
+    assert find_class(labels, "tinca tinca") == 0 and find_class(labels, "2") == 2 and find_class(labels, "Goose") == 2
+    with pytest.raises(ConfigError, match=r"1 \(crane\) and 3 \(crane\)"):
+        find_class(labels, "crane")
+    with pytest.raises(ConfigError, match="Did you mean tench.*It has tench"):
+        find_class(labels, "tensh")

@@ -1,0 +1,221 @@
+"""A model optimized for CPUs computes what the plain model computes, and hides nothing from hooks."""
+
+import copy
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.tiny_trainer import trainer
+from helpers.vit_options import OPTIONS, make, pictures
+from patchword.checkpoints import Checkpoint, write_checkpoint
+from patchword.config import DistillConfig
+from patchword.data.preprocess import HALF, Preprocess
+from patchword.engines.capabilities import probe_capabilities
+from patchword.engines.exportable import Packed
+from patchword.engines.torch_int8 import in_int8
+from patchword.inference.classifier import Classifier
+from patchword.models import ViT, optimize_for_cpu
+from patchword.models.attention import Attention, ScaledDotProductAttention
+from patchword.models.cpu import CPUMLP, CPUAttention, CPUScaledDotProductAttention
+from patchword.models.token_merging import TokenMergingViT
+from patchword.models.vit import MLP
+from patchword.training.lora import add_lora
+
+needs_bf16 = pytest.mark.skipif(not probe_capabilities().bf16_works, reason="this processor cannot compute in bf16")
+
+
+def pair(**options: object) -> tuple[ViT, ViT]:
+    """The same model twice, plain and optimized."""
+    model = make(**options)
+    return model, optimize_for_cpu(copy.deepcopy(model))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_optimized_equals_plain(option: str) -> None:
+    """Logits with and without gradients, and the gradients, which are bit-identical in fp32; names of tensors, too."""
+    plain, fast = pair(**OPTIONS[option])
+    images = pictures(plain)
+    assert any(isinstance(m, CPUAttention) for m in fast.modules())
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(fast(images), plain(images), rtol=1e-5, atol=2e-5)
+    logits, expected = fast(images), plain(images)
+    assert torch.equal(logits, expected)
+    logits.square().sum().backward()
+    expected.square().sum().backward()
+    for (name, a), b in zip(fast.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name  # type: ignore[arg-type]
+
+
+@needs_bf16
+@pytest.mark.parametrize("option", ["plain", "relative", "axial", "local", "rotary", "map"])
+def test_training_in_bf16_equals_the_fused_kernel(option: str) -> None:
+    """Attention with gradients is computed in steps: outputs and gradients, of inputs and weights."""
+    plain, fast = pair(**OPTIONS[option])
+    x = torch.randn(2, plain.config.num_prefix + plain.config.num_patches, 48) * 0.3
+    found = []
+    for model in (plain, fast):
+        inputs = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model.blocks[1].attention(inputs)
+        output.float().square().sum().backward()
+        weights = [p.grad for p in model.blocks[1].attention.parameters()]
+        found.append([output.detach().float(), inputs.grad, *weights])
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() < 0.03 * b.norm()
+
+
+@needs_bf16
+def test_dropout_of_attention_stays() -> None:
+    """Attention in steps has no dropout; where there is some, the fused kernel computes it."""
+    attend = optimize_for_cpu(make(dropout=0.5)).blocks[0].attention.attend.train()
+    q, k = torch.randn(2, 2, 3, 17, 16, dtype=torch.bfloat16, requires_grad=True)
+    v = torch.ones_like(k)
+    torch.testing.assert_close(attend.eval()(q, k, v), v)  # rows of weights sum to one
+    assert (attend.train()(q, k, v) - v).abs().max() > 0.3
+
+
+def test_only_the_known_classes_are_swapped() -> None:
+    """A subclass may compute something else; an attention pool has no fast path, and keeps the kernel it has."""
+
+    class Special(Attention):
+        pass
+
+    model = make(pooling="attention")
+    model.blocks[1].attention.__class__ = Special
+    optimize_for_cpu(model)
+    kinds = [type(block.attention) for block in model.blocks]
+    assert kinds == [CPUAttention, Special, CPUAttention] and type(model.blocks[1].mlp) is CPUMLP
+    assert type(model.blocks[0].attention.attend) is CPUScaledDotProductAttention
+    assert type(model.pool.attend) is ScaledDotProductAttention
+    assert type(copy.deepcopy(model).blocks[0].attention) is CPUAttention
+
+
+# Nothing is hidden
+
+WATCHED = ("attention.qkv", "attention.attend", "attention.out", "mlp.fc1", "mlp.drop", "mlp.fc2", "mlp", "attention")
+
+
+def hidden_from(kind: str, name: str, model: ViT, run: nn.Module, images: Tensor) -> bool:
+    """Whether a hook of this kind on a module of every block misses a pass, or what it saw is changed later."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def see(tensor: Tensor) -> None:
+        seen.append((tensor, tensor.clone()))
+
+    handles = []
+    for block in model.blocks:
+        module = block.get_submodule(name)
+        if kind == "pre-hook":
+            handles.append(module.register_forward_pre_hook(lambda m, inputs: see(inputs[0])))
+        elif kind == "hook":
+            handles.append(module.register_forward_hook(lambda m, inputs, output: see(output)))
+        else:
+            forward = module.forward
+            module.forward = lambda *a, f=forward: (y := f(*a), see(y))[0]  # as libraries do that wrap modules
+    with torch.inference_mode():
+        run(images)
+    for handle in handles:
+        handle.remove()
+    for block in model.blocks if kind == "wrapper" else ():
+        del block.get_submodule(name).__dict__["forward"]
+    return len(seen) != len(model.blocks) or any(not torch.equal(now, then) for now, then in seen)
+
+
+@pytest.mark.parametrize("kind", ["hook", "pre-hook", "wrapper"])
+@pytest.mark.parametrize("merging", [False, True], ids=["whole", "token merging"])
+def test_hooks_on_inner_modules_see_everything(kind: str, merging: bool) -> None:
+    model = optimize_for_cpu(make())
+    run = TokenMergingViT(model, (1, 1, 1)) if merging else model
+    names = [n for n in WATCHED if not (merging and n == "attention")]  # merging happens inside the attention's branch
+    assert [n for n in names if hidden_from(kind, n, model, run, pictures(model))] == []
+
+
+def test_a_hook_on_a_layer_inside_another_sees_what_it_returned() -> None:
+    """GELU in place would change it."""
+    mlp = optimize_for_cpu(make()).blocks[0].mlp
+    inner = mlp.fc1
+    mlp.fc1 = nn.Sequential(inner)
+    seen = []
+    inner.register_forward_hook(lambda m, inputs, output: seen.append(output))
+    x = torch.randn(2, 3, 48)
+    with torch.no_grad():
+        mlp(x)
+        assert torch.equal(seen[0], nn.functional.linear(x, inner.weight, inner.bias))
+
+
+def test_a_global_hook_sees_every_module() -> None:
+    model, names = optimize_for_cpu(make()), []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: names.append(type(m).__name__))
+    try:
+        with torch.no_grad():
+            model(pictures(model))
+    finally:
+        handle.remove()
+    assert names.count("Linear") == 1 + 4 * 3 + 1
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_the_input_of_an_mlp_is_not_changed(activation: str) -> None:
+    plain, fast = pair(activation=activation)
+    x = torch.randn(2, 3, 48)
+    before = x.clone()
+    with torch.no_grad():
+        assert torch.equal(fast.blocks[0].mlp(x), plain.blocks[0].mlp(x)) and torch.equal(x, before)
+
+
+# Together with what replaces layers
+
+
+def test_lora_and_optimization_go_together_in_either_order() -> None:
+    plain, fast = pair()
+    first, second = copy.deepcopy(fast), copy.deepcopy(plain)
+    for model in (plain, first, second):
+        torch.manual_seed(0)
+        add_lora(model, 2)
+    optimize_for_cpu(second)
+    for name, parameter in itertools.chain(*(m.named_parameters() for m in (plain, first, second))):
+        if name.endswith(".up"):
+            nn.init.ones_(parameter)
+    images = pictures(plain)
+    with torch.no_grad():
+        expected = plain(images)
+        assert torch.equal(first(images), expected) and torch.equal(second(images), expected)
+        assert (fast(images) - expected).abs().max() > 0.01
+
+
+def test_int8_and_optimization_go_together() -> None:
+    plain, fast = pair()
+    images = pictures(plain)
+    with torch.no_grad():
+        torch.testing.assert_close(in_int8(fast)(images), in_int8(plain)(images), rtol=1e-5, atol=1e-5)
+
+
+def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
+    """The classifier, which evaluation and the server use, and what all other engines are made from."""
+    model = make()
+    checkpoint = Checkpoint(model.config, dict(model.state_dict()), Preprocess((32, 32), mean=HALF, std=HALF))
+    assert is_optimized(Classifier(checkpoint).model) and is_optimized(Packed(checkpoint))
+
+
+def test_training_optimizes_its_models(tmp_path: Path) -> None:
+    """The model, its average, the copies that share its weights, and the teacher."""
+    model = make(num_classes=4, image_size=(16, 16), in_channels=1)
+    labels = tuple(f"stripe {i}" for i in range(4))
+    preprocess = Preprocess((16, 16), mean=HALF[:1], std=HALF[:1])
+    write_checkpoint(tmp_path / "teacher", Checkpoint(model.config, dict(model.state_dict()), preprocess, labels))
+    run = trainer(ema=0.9, distill=DistillConfig(teacher=str(tmp_path / "teacher")))
+    try:
+        assert run.average is not None and run.teacher is not None
+        models = [run.model, run.average.model, run.teacher.model, *(run.shares.models if run.shares else ())]
+        assert all(map(is_optimized, models))
+    finally:
+        run.close()
+
+
+def is_optimized(model: nn.Module) -> bool:
+    kinds = {type(m) for m in model.modules()}
+    return {CPUAttention, CPUMLP} <= kinds and not {Attention, MLP} & kinds

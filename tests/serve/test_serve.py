@@ -1,0 +1,573 @@
+"""The server over a real socket: answers, limits, load, faults."""
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from starlette.testclient import TestClient
+
+from helpers.command import run
+from helpers.model_zoo import RESNETS, VITS, checkpoint_of
+from helpers.serving import PATIENCE, Server, http_get, http_post, serving
+from patchword.checkpoints import Checkpoint, write_checkpoint
+from patchword.inference.classifier import Classifier
+from patchword.inspection import head_attention
+from patchword.inspection.capture import attention_maps
+from patchword.serve import create_app
+from patchword.serve.batcher import Batcher
+from patchword.serve.limits import Limits
+from patchword.serve.service import Service
+
+RNG = np.random.default_rng(0)
+
+
+def png(size: tuple[int, int] = (40, 50), seed: int | None = None) -> bytes:
+    noise = np.random.default_rng(seed) if seed is not None else RNG
+    file = io.BytesIO()
+    Image.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "model"
+    write_checkpoint(path, checkpoint_of(VITS["registers"]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with serving(folder, "--queue", 64, "--num-threads", 1) as running:
+        yield running
+
+
+def post(server: Server, path: str, data: bytes, kind: str = "image/png", **options: Any) -> httpx.Response:
+    return http_post(f"{server.url}{path}", content=data, headers={"Content-Type": kind}, **options)
+
+
+# ---- answers
+
+
+def test_the_answer_is_the_classifier_s(server: Server, folder: Path) -> None:
+    data = png()
+    expected = Classifier.load(folder)(data, top=3)
+    raw = post(server, "/v1/predict?top=3", data).json()
+    form = http_post(f"{server.url}/v1/predict?top=3", files={"file": ("cat.png", data, "image/png")}).json()
+    as_json = http_post(f"{server.url}/v1/predict?top=3", json={"image": base64.b64encode(data).decode()}).json()
+    for said in (raw, form, as_json):
+        (result,) = said["results"]
+        assert [s["label"] for s in result["predictions"]] == [s.label for s in expected.scores]
+        found = [s["probability"] for s in result["predictions"]]
+        np.testing.assert_allclose(found, [s.probability for s in expected.scores], rtol=1e-4)
+    assert form["results"][0]["name"] == "cat.png"
+
+
+def test_several_pictures_of_which_one_is_broken(server: Server) -> None:
+    files = [("file", ("a.png", png())), ("file", ("b.png", b"\x89PNG broken")), ("file", ("c.png", png()))]
+    response = http_post(f"{server.url}/v1/predict", files=files)
+    names = [(r["name"], "error" in r) for r in response.json()["results"]]
+    assert response.status_code == 200 and names == [("a.png", False), ("b.png", True), ("c.png", False)]
+    assert [r.get("code") for r in response.json()["results"]] == [None, "image_unsupported", None]
+
+
+def test_explanations(server: Server, folder: Path) -> None:
+    data = png((60, 90))
+    result = post(server, "/v1/predict?explain=true", data).json()["results"][0]
+    about = result["explanation"]
+    assert about["index"] == result["predictions"][0]["index"] and about["method"] == "relevance"
+    assert np.shape(about["map"]) == (4, 9) and np.max(about["map"]) == 1
+    with Image.open(io.BytesIO(base64.b64decode(about["png"]))) as drawn:
+        assert drawn.size == (90, 60)
+    left, top, right, bottom = about["box"]
+    assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
+    why = post(server, "/v1/explain?label=2&method=rollout", data).json()["results"][0]["explanation"]
+    assert why["index"] is None and why["method"] == "rollout", "it knows no class"
+    classifier = Classifier.load(folder)
+    images = classifier.preprocess.normalise(classifier.pixels(data)[None])
+    from patchword.inspection import rollout
+    from patchword.plots.overlay import scaled
+
+    np.testing.assert_allclose(why["map"], scaled(rollout(classifier.model, images)[0].numpy()), atol=2e-4)  # type: ignore
+
+
+def test_attention_and_features(server: Server, folder: Path) -> None:
+    data = png()
+    classifier = Classifier.load(folder)
+    images = classifier.preprocess.normalise(classifier.pixels(data)[None])
+    said = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
+    tokens = said["rows"] * said["columns"] + said["prefix"]
+    values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens + 1, tokens)
+    weights = attention_maps(classifier.model, images, [2])[2][0, 2].detach().numpy()  # type: ignore[arg-type]
+    prefix = said["prefix"]
+    expected = weights[:, prefix:] / weights[:, prefix:].max(axis=1, keepdims=True)
+    np.testing.assert_allclose(values[:-1, prefix:] / 255, expected, atol=0.01)
+    read = head_attention(classifier.model, images)[0, 2, 2].flatten().numpy()  # type: ignore[arg-type]
+    np.testing.assert_allclose(values[-1, prefix:] / 255, read / read.max(), atol=0.01)
+    features = post(server, "/v1/embed", data).json()["results"][0]["features"]
+    embedding = classifier.model.embed_images(images)[0].detach().numpy()
+    np.testing.assert_allclose(features, embedding, rtol=1e-3, atol=1e-4)
+
+
+def test_the_model_and_the_house(server: Server) -> None:
+    about = http_get(f"{server.url}/v1/model").json()
+    assert about["labels"][0] == "class 0, also <0>" and about["grid"] == [4, 9] and about["layers"] == 3
+    assert http_get(f"{server.url}/healthz").status_code == http_get(f"{server.url}/readyz").status_code == 200
+    assert server.meter("patchword_requests_total") > 0
+    document = http_get(f"{server.url}/v1/openapi.json").json()
+    assert {"/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model"} <= set(document["paths"])
+
+
+def test_the_page_and_its_headers(server: Server) -> None:
+    for path, kind in {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}.items():
+        response = http_get(server.url + path)
+        assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in response.headers
+    own = http_get(f"{server.url}/healthz", headers={"X-Request-ID": "abc-1"})
+    forged = http_get(f"{server.url}/healthz", headers={"X-Request-ID": "a b\t{}"})
+    assert own.headers["x-request-id"] == "abc-1" and len(forged.headers["x-request-id"]) == 32
+
+
+# ---- refusals
+
+
+def refused(response: httpx.Response, status: int, code: str | None = None) -> str:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    said = response.json()
+    assert said["status"] == status and said["title"] and said["request_id"]
+    assert said["code"] == code if code else said["code"].isidentifier()
+    return str(said["detail"])
+
+
+def test_refusals_have_a_sentence(server: Server) -> None:
+    picture = png()
+    refused(post(server, "/v1/predict", b""), 422, "no_image")
+    refused(post(server, "/v1/predict", picture[:100]), 422, "image_damaged")
+    refused(post(server, "/v1/predict", b"<svg/>", "text/html"), 415, "unsupported_media_type")
+    refused(post(server, "/v1/predict", b"{", "application/json"), 400, "invalid_json")
+    refused(http_post(f"{server.url}/v1/predict", json={"image": "?"}), 422, "invalid_base64")
+    assert "32 MiB" in refused(post(server, "/v1/predict", b"x" * (32 * 2**20 + 1)), 413, "request_too_large")
+    for count in (17, 18, 40):
+        many = [("file", (f"{i}.png", picture)) for i in range(count)]
+        assert "16" in refused(http_post(f"{server.url}/v1/predict", files=many), 422, "too_many_images")
+    assert http_post(f"{server.url}/v1/predict", files=many[:16]).status_code == 200
+    form = "multipart/form-data; boundary=x"
+    refused(post(server, "/v1/predict", b"--x\r\nContent-Disposition: form-data\r\n\r\n", form), 400, "invalid_form")
+    assert "top" in refused(post(server, "/v1/predict?top=0", picture), 422, "invalid_parameter")
+    refused(post(server, "/v1/explain?label=dog", picture), 422, "unknown_class")
+    assert "relevance" in refused(post(server, "/v1/explain?method=magic", picture), 422, "invalid_parameter")
+    assert "0 to 2" in refused(post(server, "/v1/attention?layer=3", picture), 422, "invalid_parameter")
+    refused(http_get(f"{server.url}/v1/nothing"), 404, "not_found")
+    refused(http_get(f"{server.url}/v1/predict"), 405, "method_not_allowed")
+    bomb = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
+    said = refused(post(server, "/v1/predict", bomb.getvalue()), 422, "image_too_large")
+    assert f"{Limits().pixels:,}" in said and "max_pixels" not in said, "a client has no such argument"
+    two = [("file", ("a.png", b"")), ("file", ("b.png", b"x"))]
+    refused(http_post(f"{server.url}/v1/predict", files=two), 422, "unreadable_image")
+
+
+def test_a_token(folder: Path) -> None:
+    with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
+        refused(http_get(f"{locked.url}/v1/model"), 401, "unauthorized")
+        refused(http_get(f"{locked.url}/v1/model", headers={"Authorization": "Bearer wrong"}), 401)
+        right = {"Authorization": "Bearer s3cret"}
+        assert http_get(f"{locked.url}/v1/model", headers=right).status_code == 200
+        assert http_get(f"{locked.url}/healthz").status_code == http_get(locked.url).status_code == 200
+
+
+def test_wrong_requests_of_the_command(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = run("serve", folder, "--port", taken.getsockname()[1])
+    assert result.returncode == 2 and "Choose another --port" in result.stderr and "Traceback" not in result.stderr
+    assert run("serve", folder, "--port", 70000).returncode == 2
+
+
+FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a\\ud800.png"\r\n\r\n%s\r\n--x--\r\n'
+torn = st.builds(lambda cut: png(seed=1)[:cut], st.integers(0, 3000))
+bodies = st.one_of(st.binary(max_size=200), torn, torn.map(lambda data: FORM % data))
+forms = [f"multipart/form-data; boundary=x{rest}" for rest in ("", "; charset=undefined", "; charset=unicode_escape")]
+kinds = st.sampled_from(["image/png", "application/json", *forms, "multipart/form-data", "", "a"])
+paths = st.sampled_from(
+    ["/v1/predict", "/v1/explain?label=1", "/v1/attention?layer=1", "/v1/embed", "/v1/predict?top=x"]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=bodies, kind=kinds, path=paths)
+def test_no_body_is_a_fault(server: Server, body: bytes, kind: str, path: str) -> None:
+    response = post(server, path, body, kind)
+    assert response.status_code in (200, 400, 415, 422), response.text
+
+
+# ---- load and faults
+
+
+@contextmanager
+def held(server: Server) -> Iterator[None]:
+    """The model stands still meanwhile, so that what is sent must wait."""
+    worker = server.worker()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_answers_are_not_mixed_up_in_batches(server: Server, folder: Path) -> None:
+    """48 different pictures at once, of which most must share a batch: each gets its own answer."""
+    pictures = [png((30, 30), seed=i) for i in range(48)]
+    classifier = Classifier.load(folder)
+    expected = [classifier(p, top=1).scores[0] for p in pictures]
+    before = server.meter("patchword_batch_pictures_count")
+    with ThreadPoolExecutor(48) as pool:
+        with held(server):
+            waiting = [pool.submit(post, server, "/v1/predict?top=1", data) for data in pictures]
+            until(lambda: server.meter("patchword_pictures_inside") == 48)
+        for each, score in zip(waiting, expected, strict=True):
+            found = each.result().json()["results"][0]["predictions"][0]
+            assert found["index"] == score.index and found["probability"] == pytest.approx(score.probability, rel=1e-4)
+    assert server.meter("patchword_batch_pictures_count") - before <= 6, "they were computed together"
+    assert server.meter("patchword_pictures_inside") == 0
+
+
+def leave(server: Server, data: bytes, count: int) -> None:
+    """Clients whose requests are let in, and who hang up before there is an answer."""
+    head = f"POST /v1/explain HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(data)}\r\n\r\n"
+    with contextlib.ExitStack() as connections:
+        for _ in range(count):
+            address = "127.0.0.1", int(server.url.rpartition(":")[2])
+            connections.enter_context(socket.create_connection(address)).sendall(head.encode() + data)
+        until(lambda: server.meter("patchword_pictures_inside") == count)
+    until(lambda: server.meter("patchword_pictures_inside") == 0)
+
+
+def test_abandoned_work_is_skipped(server: Server) -> None:
+    """Two waves of clients that leave; the third is answered, and the work of the others was never done."""
+    data = png((30, 30))
+    before = server.meter("patchword_batch_pictures_sum")
+    with ThreadPoolExecutor(24) as pool:
+        with held(server):
+            for _ in range(2):
+                leave(server, data, 24)
+            third = [pool.submit(post, server, "/v1/explain", data) for _ in range(20)]
+            until(lambda: server.meter("patchword_pictures_inside") == 20)
+        assert [each.result().status_code for each in third] == [200] * 20
+    computed = server.meter("patchword_batch_pictures_sum") - before
+    # An explanation is two questions, the class and the map; of those who left, one batch of 16 may be in flight.
+    assert 40 <= computed <= 40 + 16, "the work of those who left was done"
+
+
+def test_a_full_queue_refuses_at_once(server: Server) -> None:
+    data = png((30, 30))
+    with ThreadPoolExecutor(64) as pool:
+        with held(server):
+            waiting = [pool.submit(post, server, "/v1/predict", data) for _ in range(64)]
+            until(lambda: server.meter("patchword_pictures_inside") == 64)
+            refusal = post(server, "/v1/predict", data)
+            assert refusal.headers["retry-after"] == "1" and "waiting already" in refused(refusal, 503, "unavailable")
+        assert {each.result().status_code for each in waiting} == {200}
+    assert post(server, "/v1/predict", data).status_code == 200
+
+
+def test_a_killed_worker_costs_its_batch_only(server: Server) -> None:
+    """Two requests that never share a batch, and a kill while one of them, usually, is with the model."""
+    data, codes, kills = png(), [200, 200], 0
+    before = server.meter("patchword_worker_restarts_total")
+    while codes == [200, 200]:  # neither was with the model yet
+        assert kills < 100, "no kill met a batch"
+        kills += 1
+        with ThreadPoolExecutor(2) as pool:
+            worker = server.worker()
+            os.kill(worker, signal.SIGSTOP)
+            asked = [pool.submit(post, server, path, data) for path in ("/v1/predict", "/v1/embed")]
+            until(lambda: server.meter("patchword_pictures_inside") == 2)
+            os.kill(worker, signal.SIGKILL)
+            codes = sorted(each.result().status_code for each in asked)
+    assert codes == [200, 503]
+    os.kill(server.worker(), signal.SIGKILL)  # with nothing to do: nobody notices
+    assert post(server, "/v1/predict", data).status_code == 200
+    assert server.meter("patchword_worker_restarts_total") == before + kills + 1
+
+
+def test_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says, and that it comes back after its process was killed, with nothing made anew."""
+    data, kept = png(), tmp_path / "engines/files"
+    monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
+    with serving(folder, "--engine", "onnx-int8", "--num-threads", 1) as server:
+        assert http_get(f"{server.url}/v1/model").json()["engine"] == "onnx-int8"
+        wanted, exact = Classifier.load(folder, "onnx-int8")(data), Classifier.load(folder)(data)
+        assert abs(wanted.probability - exact.probability) > 1e-5, "int8 can be told from fp32"
+        assert len(list(kept.iterdir())) == 1
+        shutil.rmtree(kept)
+        for _ in range(2):
+            (result,) = post(server, "/v1/predict?explain=true", data).json()["results"]
+            best = result["predictions"][0]
+            assert best["label"] == wanted.label and abs(best["probability"] - wanted.probability) < 1e-6
+            assert result["explanation"]["index"] == best["index"]
+            os.kill(server.worker(), signal.SIGKILL)
+        assert post(server, "/v1/predict", data).status_code == 200
+    assert not kept.exists()
+
+
+def refuses_connections(server: Server) -> bool:
+    try:
+        http_get(f"{server.url}/healthz")
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_sigterm_loses_no_accepted_request(folder: Path) -> None:
+    """The model stands still while the signal comes: what waits is answered all the same, and nobody new gets in."""
+    with serving(folder, "--num-threads", 1) as leaving:
+        with ThreadPoolExecutor(12) as pool:
+            worker = leaving.worker()
+            os.kill(worker, signal.SIGSTOP)
+            waiting = [pool.submit(post, leaving, "/v1/predict", png((30, 30), seed=i)) for i in range(12)]
+            until(lambda: leaving.meter("patchword_pictures_inside") == 12)
+            leaving.process.send_signal(signal.SIGTERM)
+            until(lambda: refuses_connections(leaving))
+            os.kill(worker, signal.SIGCONT)
+            assert [each.result().status_code for each in waiting] == [200] * 12
+        assert leaving.process.wait(PATIENCE) == 0
+        assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.mark.parametrize("after", [0.3, 2.5, 4.0])
+def test_told_to_stop_while_it_starts(folder: Path, after: float) -> None:
+    """A service manager tells the whole group, whatever it is doing: it ends well, and without a traceback."""
+    command = [sys.executable, "-m", "patchword", "serve", str(folder), "--port", "0"]
+    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **pipes)
+    time.sleep(after)
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert "Traceback" not in said and "Error" not in said
+    assert process.returncode in (0, -signal.SIGTERM), "before there is anything to end, the signal just ends it"
+
+
+def test_unknown_parameters_are_told(server: Server) -> None:
+    said = refused(post(server, "/v1/predict?topk=3", png()), 422, "unknown_parameter")
+    assert "'topk'" in said and "explain, index, label, method, top" in said
+    assert "/v1/openapi.json" in refused(http_get(f"{server.url}/v2"), 404)
+    assert "takes POST, not GET" in refused(http_get(f"{server.url}/v1/predict"), 405)
+
+
+def test_slow_heads_and_odd_requests(server: Server) -> None:
+    """A head that does not come to its end, first or second on its connection, costs seconds; all is told in JSON."""
+    first, second, odd = (socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(3))
+    with first, second, odd:
+        odd.sendall(b"x\r\n\r\n")
+        first.sendall(b"GET /hea")
+        second.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        said = b""
+        while b"alive" not in said:
+            said += second.recv(4096)
+        second.sendall(b"G")
+        for each in (first, second):
+            each.settimeout(PATIENCE)
+            assert each.recv(4096) == b"", "it was closed"
+    until(lambda: any("Invalid HTTP" in str(row.get("detail")) for row in server.events("library")))
+    assert [line for line in server.lines if not line.startswith("{")] == [], "standard error is JSON throughout"
+
+
+def test_labels_that_look_like_indices(tmp_path: Path) -> None:
+    """Folders 0 to 11 are sorted as text, so class "10" has the index 2: index= means the index, label= the name."""
+    labels = tuple(sorted(str(i) for i in range(5)))
+    checkpoint = dataclasses.replace(checkpoint_of(VITS["class"]), labels=(*labels[:2], "4", "3", "2"))
+    write_checkpoint(tmp_path / "model", checkpoint)
+    with serving(tmp_path / "model", "--num-threads", 1) as each:
+        for query, index in (("index=2", 2), ("label=2", 4)):
+            about = post(each, f"/v1/explain?{query}", png()).json()["results"][0]["explanation"]
+            assert about["index"] == index and about["label"] == checkpoint.labels[index]  # type: ignore[index]
+        blind = post(each, "/v1/explain?index=1&method=rollout", png()).json()["results"][0]["explanation"]
+        assert blind["label"] is None and blind["index"] is None
+        refused(post(each, "/v1/explain?index=9", png()), 422)
+        refused(post(each, "/v1/predict?method=rollout", png()), 422)
+
+
+def test_a_stuck_worker_is_replaced(folder: Path) -> None:
+    limits = Limits(answering=1.0)
+    with TestClient(create_app(str(folder), limits, num_threads=1, log=io.StringIO())) as client:
+        service = client.app.state.service  # type: ignore[attr-defined]
+        os.kill(service.worker.process.pid, signal.SIGSTOP)
+        assert client.post("/v1/predict", content=png()).status_code in (503, 504)
+        until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
+
+
+def test_an_empty_token_is_no_token(folder: Path) -> None:
+    result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN="")
+    assert result.returncode == 2 and "not empty" in result.stderr
+
+
+def test_slow_senders_hold_nobody_up(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    slow = []
+    for _ in range(50):
+        each = socket.create_connection((host, int(port)))
+        each.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        slow.append(each)
+    assert post(server, "/v1/predict", png()).status_code == 200
+    for each in slow:
+        each.close()
+
+
+KINDS = {"probe": VITS["probe"], "hybrid": VITS["hybrid"], "grey": VITS["grey"], "ResNet": RESNETS["ResNet"]}
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+def test_every_kind_of_model_is_served(config: Any, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", checkpoint_of(config))
+    with serving(tmp_path / "model", "--num-threads", 1) as each:
+        for path in ("/v1/predict?explain=true", "/v1/embed"):
+            assert post(each, path, png()).status_code == 200
+        code = 422 if config is RESNETS["ResNet"] else 200
+        assert post(each, "/v1/attention", png()).status_code == code
+
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+UNIT = (ROOT / "docs/serve.md").read_text()
+
+
+def written_lines() -> dict[str, list[str]]:
+    """The command lines of the Dockerfile and of the systemd unit in the docs, from the word serve on."""
+    entry, rest = (json.loads(re.search(rf"^{word} (.*)$", DOCKERFILE, re.M)[1]) for word in ("ENTRYPOINT", "CMD"))  # type: ignore[index]
+    unit = re.search(r"^ExecStart=(.*)$", UNIT, re.M)[1].split()  # type: ignore[index]
+    return {"container": [*entry, *rest], "systemd": unit}
+
+
+@pytest.mark.parametrize("place", ["container", "systemd"])
+def test_the_command_lines_that_are_written_down(place: str, folder: Path) -> None:
+    program, serve, model, *options = written_lines()[place]
+    assert Path(program).name == "patchword" and serve == "serve" and model in ("/model", "/srv/model")
+    at = options.index("--port")
+    port = options[at + 1]
+    del options[at : at + 2]
+    with serving(folder, *options) as running:
+        assert running.process.poll() is None
+        here = running.url.rpartition(":")[2]
+        check = json.loads(re.search(r"^  CMD (.*)$", DOCKERFILE, re.M)[1])  # type: ignore[index]
+        assert port in check[-1], "the health check asks at the port that is served"
+        command = [sys.executable, *(word.replace(port, here) for word in check[1:])]
+        assert subprocess.run(command, timeout=PATIENCE).returncode == 0
+        assert running.stop() == 0
+        assert subprocess.run(command, timeout=PATIENCE, stderr=subprocess.DEVNULL).returncode != 0
+
+
+def test_embedding_in_another_app(folder: Path) -> None:
+    """`create_app` with a Classifier, in this process, through ASGI."""
+    checkpoint: Checkpoint = Classifier.load(folder).checkpoint
+    with TestClient(create_app(Classifier(checkpoint), num_threads=1, log=io.StringIO())) as client:
+        assert client.post("/v1/predict", content=png(), headers={"Content-Type": "image/png"}).status_code == 200
+
+
+def test_logs_tell_no_content(server: Server) -> None:
+    files = {"file": (f"secret-{random.random()}.png", png(), "image/png")}
+    before = len(server.events("answered"))
+    http_post(f"{server.url}/v1/predict", files=files)
+    until(lambda: len(server.events("answered")) > before)
+    row = server.events("answered")[-1]
+    assert set(row) == {"time", "event", "request_id", "method", "path", "status", "milliseconds"}
+    assert not any("secret" in line for line in server.lines)
+
+
+def test_a_place_among_the_decoders_is_held_until_the_work_is_done() -> None:
+    """However often whoever wanted it is cancelled: else work that nobody wants piles up behind the decoders."""
+    going, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        going.set()
+        release.wait(PATIENCE)
+
+    async def story() -> None:
+        pool = ThreadPoolExecutor(1)
+        service: Any = types.SimpleNamespace(decoders=pool, decoding=asyncio.Semaphore(1))
+        task = asyncio.ensure_future(Service.in_thread(service, work))
+        while not going.is_set():
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert service.decoding.locked()
+        release.set()
+        async with asyncio.timeout(PATIENCE):
+            await service.decoding.acquire()
+        pool.shutdown()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("seconds", "kind", "most"), [(0.0, "predict", 16), (2.0, "predict", 5), (99.0, "embed", 1)])
+def test_batches_of_a_slow_model_are_small(seconds: float, kind: str, most: int) -> None:
+    batcher: Any = types.SimpleNamespace(seconds=seconds, limits=Limits(answering=30.0, batch=16))
+    assert Batcher.most(batcher, (kind,)) == most
+    assert Batcher.most(batcher, ("heat", 1, "relevance")) == max(1, most // 4 if seconds else most)
+
+
+def test_a_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
+    """Pictures that do not fit into the pipe make the sender wait, which is no answer either."""
+    config = VITS["class"].replace(image_size=(256, 256), patch_size=(64, 64))
+    write_checkpoint(tmp_path / "model", checkpoint_of(config))
+    limits = Limits(answering=1.0)
+    with TestClient(create_app(str(tmp_path / "model"), limits, num_threads=1, log=io.StringIO())) as client:
+        service = client.app.state.service  # type: ignore[attr-defined]
+        os.kill(service.worker.process.pid, signal.SIGSTOP)
+        files = [("file", (f"{i}.png", png())) for i in range(8)]
+        assert client.post("/v1/predict", files=files).status_code in (503, 504)
+        until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
+
+
+def test_nobody_without_a_token_takes_room(folder: Path) -> None:
+    """A body is read only where it is wanted; the others are answered at once, however much they announce."""
+    with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
+        host, port = locked.url.removeprefix("http://").split(":")
+        for path, code in (("/x", b"404"), ("/", b"405"), ("/v1/predict", b"401"), ("/v1/x", b"401")):
+            with socket.create_connection((host, int(port)), timeout=PATIENCE) as each:
+                each.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\nabc".encode())
+                assert each.recv(12) == b"HTTP/1.1 " + code
+
+
+def test_a_token_with_spaces_around_is_refused(folder: Path) -> None:
+    result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN=" secret")
+    assert result.returncode == 2 and "without spaces around" in result.stderr
