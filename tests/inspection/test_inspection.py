@@ -28,6 +28,9 @@ from patchword.errors import ConfigError
 from patchword.inference.classifier import Classifier, find_class
 from patchword.inference.inspection_images import gather
 from patchword.inspection import (
+    attention_distance as distance,
+)
+from patchword.inspection import (
     attention_rollout as looking,
 )
 from patchword.inspection import (
@@ -35,9 +38,6 @@ from patchword.inspection import (
 )
 from patchword.inspection import (
     faithfulness as trust,
-)
-from patchword.inspection import (
-    measure_attention_distance as distance,
 )
 from patchword.inspection.capture import attention_maps, features
 from patchword.models import ViT, build_model, optimize_for_cpu

@@ -24,7 +24,7 @@ from ..inspection.faithfulness import (
     random_maps,
 )
 from ..inspection.filters import embedding_filters
-from ..inspection.measure_attention_distance import measure_attention_distance
+from ..inspection.attention_distance import measure_attention_distance
 from ..inspection.pos_embed_similarity import NO_TABLE, cross_strength, position_similarity
 from ..inspection.token_analysis import outlier_fraction, patch_colors, patch_similarity, token_norms
 from ..inspection.walkthrough import trace_walkthrough
