@@ -29,7 +29,8 @@ def vit_pytorch_class() -> type:
         sys.exit("vit-pytorch is missing: make .venv/ready")
     path = Path(package.submodule_search_locations[0]) / "vit.py"
     spec = importlib.util.spec_from_file_location("vit_pytorch_vit", path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.ViT

@@ -49,7 +49,8 @@ def main() -> None:
     args = parser.parse_args()
     config = read_config(args.run)
     parts = open_data(config.data, config.seed, read_split(args.run))
-    assert parts.val is not None and parts.test is not None
+    assert parts.val is not None
+    assert parts.test is not None
     whole = dataclasses.replace(read_checkpoint(args.run), temperature=1.0)
     half = whole.halved()
     exact, rounded = answers(whole, parts.val), answers(half, parts.val)

@@ -73,4 +73,5 @@ def test_torch_is_pinned_for_us_and_open_for_users() -> None:
 
 def test_readme_starts_with_the_two_commands() -> None:
     head = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
-    assert "make demo" in head and "make test" in head
+    assert "make demo" in head
+    assert "make test" in head

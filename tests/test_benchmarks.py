@@ -83,15 +83,18 @@ def test_a_library_that_is_missing(tmp_path: Path) -> None:
     for file in ("__init__.py", "vit.py"):
         (package / file).write_text("raise ImportError('part of vit-pytorch is missing')")
     message = failed(LIBRARY, tmp_path, package.parent)
-    assert "vit-pytorch failed." in message and "ImportError: part of vit-pytorch is missing" in message
+    assert "vit-pytorch failed." in message
+    assert "ImportError: part of vit-pytorch is missing" in message
 
 
 def test_a_trainer_that_fails_in_its_thread(tmp_path: Path) -> None:
-    """transformers' Trainer runs in a thread of the child, which the child waits for."""
+    """Transformers' Trainer runs in a thread of the child, which the child waits for."""
     message = failed(THREAD, tmp_path)
-    assert "transformers failed." in message and "RuntimeError: out of memory" in message
+    assert "transformers failed." in message
+    assert "RuntimeError: out of memory" in message
 
 
 def test_a_server_that_does_not_start(tmp_path: Path) -> None:
     message = failed(SERVER, tmp_path)
-    assert "before it was ready" in message and "there/is/no/model" in message
+    assert "before it was ready" in message
+    assert "there/is/no/model" in message

@@ -61,12 +61,28 @@ CLASS_CODES = {
     "TrainingError": "training_failed",
 }
 RAISED_CODES = set(
-    "ambiguous_class unknown_class unsafe_pickle not_finite "
-    "image_damaged image_empty image_not_a_file image_not_found image_out_of_memory image_permission_denied "
-    "image_too_large image_unsupported "
-    # of the server only
-    "invalid_base64 invalid_form invalid_json invalid_parameter no_image too_many_images unknown_parameter "
-    "unsupported_by_model".split()
+    [
+        "ambiguous_class",
+        "unknown_class",
+        "unsafe_pickle",
+        "not_finite",
+        "image_damaged",
+        "image_empty",
+        "image_not_a_file",
+        "image_not_found",
+        "image_out_of_memory",
+        "image_permission_denied",
+        "image_too_large",
+        "image_unsupported",
+        "invalid_base64",
+        "invalid_form",
+        "invalid_json",
+        "invalid_parameter",
+        "no_image",
+        "too_many_images",
+        "unknown_parameter",
+        "unsupported_by_model",
+    ]
 )
 STATUS_CODES = {
     400: "bad_request",
@@ -82,11 +98,33 @@ STATUS_CODES = {
     504: "response_timeout",
 }
 NOTE_CODES = set(
-    "best_checkpoint_damaged budget_too_short checkpoint_damaged duplicate_rows_left_out files_left_out "
-    "folders_left_out head_probed head_replaced image_size_assumed images_unreadable labels_assumed "
-    "metadata_not_stored mixture_not_kept multi_label_not_stored note numerics_differ preprocess_assumed "
-    "preprocess_not_stored preprocess_stated run_unfinished samples_left_out shard_damaged split_left_out "
-    "temperature_not_stored text_tower_skipped".split()
+    [
+        "best_checkpoint_damaged",
+        "budget_too_short",
+        "checkpoint_damaged",
+        "duplicate_rows_left_out",
+        "files_left_out",
+        "folders_left_out",
+        "head_probed",
+        "head_replaced",
+        "image_size_assumed",
+        "images_unreadable",
+        "labels_assumed",
+        "metadata_not_stored",
+        "mixture_not_kept",
+        "multi_label_not_stored",
+        "note",
+        "numerics_differ",
+        "preprocess_assumed",
+        "preprocess_not_stored",
+        "preprocess_stated",
+        "run_unfinished",
+        "samples_left_out",
+        "shard_damaged",
+        "split_left_out",
+        "temperature_not_stored",
+        "text_tower_skipped",
+    ]
 )
 
 
@@ -132,7 +170,8 @@ def test_codes_of_notes() -> None:
 
 def test_codes_of_the_server() -> None:
     assert {status: code for status, (_, code) in STATUSES.items()} == STATUS_CODES
-    assert Problem(422, REWORDED).code == "invalid_request" and Problem(418, REWORDED).code == "http_error"
+    assert Problem(422, REWORDED).code == "invalid_request"
+    assert Problem(418, REWORDED).code == "http_error"
     said = json.loads(Problem(503, REWORDED, code="mine").response("abc").body)
     assert said == {"status": 503, "title": STATUSES[503][0], "detail": REWORDED, "code": "mine", "request_id": "abc"}
 
@@ -142,14 +181,18 @@ def test_codes_of_the_server() -> None:
 )
 def test_errors_cross_processes_whole(error: PatchwordError) -> None:
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-        assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
 
 
 def test_a_note_is_a_text_with_a_code() -> None:
     note = Note("224 is assumed.", "image_size_assumed")
-    assert json.dumps([note]) == '["224 is assumed."]' and f"{note}" == "224 is assumed."
+    assert json.dumps([note]) == '["224 is assumed."]'
+    assert f"{note}" == "224 is assumed."
     for again in (pickle.loads(pickle.dumps(note)), copy.deepcopy(note), Note.from_json(note.to_json())):
-        assert again == note and again.code == note.code
+        assert again == note
+        assert again.code == note.code
     assert Note.from_json("of an earlier version").code == "note"
 
 
@@ -205,8 +248,10 @@ def test_the_server_names_its_own_limit_of_pixels(
     monkeypatch.setattr(service, "load_image", load)
     itself: Any = types.SimpleNamespace(preprocess=checkpoint().preprocess, limits=Limits(pixels=1234))
     found = service.Service.decode(itself, Upload("a.png", b""), False)
-    assert isinstance(found, ImageError) and found.code == error.code
-    assert (found.reason == error.reason) is kept and ("1,234" in found.reason) is not kept
+    assert isinstance(found, ImageError)
+    assert found.code == error.code
+    assert (found.reason == error.reason) is kept
+    assert ("1,234" in found.reason) is not kept
 
 
 def test_too_many_files_whatever_starlette_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,12 +276,15 @@ def test_only_a_signal_condemns_an_engine(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
     monkeypatch.setattr(trial, "_tried", {})
     verdict = trial.try_engine("torch", "import sys; sys.exit('something about SIGILL')")
-    assert not verdict.works and verdict.signal == "" and verdict.why.endswith("SIGILL")
+    assert not verdict.works
+    assert verdict.signal == ""
+    assert verdict.why.endswith("SIGILL")
     trial._tried.clear()
     assert trial.known("torch") is None
     verdict = trial.try_engine("torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     trial._tried.clear()
-    assert verdict.signal == "SIGILL" and trial.known("torch") == verdict
+    assert verdict.signal == "SIGILL"
+    assert trial.known("torch") == verdict
 
 
 @pytest.mark.parametrize(
@@ -297,7 +345,9 @@ def test_exit_codes_of_requests(model: Path) -> None:
         refused = run(*wrong)
         assert refused.returncode == 2 and refused.stderr and "Traceback" not in refused.stderr, wrong
     partly = run("predict", model, good, missing)
-    assert partly.returncode == 3 and str(missing) in partly.stderr and "Traceback" not in partly.stderr
+    assert partly.returncode == 3
+    assert str(missing) in partly.stderr
+    assert "Traceback" not in partly.stderr
     assert "red.png" in partly.stdout
 
 
@@ -307,7 +357,9 @@ def test_an_internal_error_is_exit_code_1(model: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(broken)
     places = os.pathsep.join([str(tmp_path), str(SOURCE.parent)])
     failed = run("predict", model, tmp_path / "red.png", PYTHONPATH=places)
-    assert failed.returncode == 1 and "ZeroDivisionError" in failed.stderr and not failed.stdout
+    assert failed.returncode == 1
+    assert "ZeroDivisionError" in failed.stderr
+    assert not failed.stdout
 
 
 def test_a_training_run_with_unreadable_images_is_exit_code_3(tmp_path: Path) -> None:
@@ -319,7 +371,8 @@ def test_a_training_run_with_unreadable_images_is_exit_code_3(tmp_path: Path) ->
     flags = ("--model.image-size", 8, "--model.patch-size", 4, "--steps", 4, "--batch-size", 8, "--json")
     done = run("train", "quickstart", "--data.source", tmp_path / "data", *flags, "--out", tmp_path / "run")
     assert done.returncode == 3, done.stderr
-    assert any("0.png" in note for note in json.loads(done.stdout)["notes"]) and "Traceback" not in done.stderr
+    assert any("0.png" in note for note in json.loads(done.stdout)["notes"])
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -333,14 +386,17 @@ def test_a_signal_is_exit_code_128_and_its_number(number: signal.Signals, tmp_pa
         process.send_signal(number)
         said = process.communicate(timeout=120)[1]
     assert process.returncode == 128 + number, said
-    assert "patchword resume" in said and "Traceback" not in said
+    assert "patchword resume" in said
+    assert "Traceback" not in said
 
 
 def test_a_reader_that_has_gone_is_exit_code_141(model: Path) -> None:
     """As in `patchword predict ... | head -0`: not done, and no traceback, either."""
     command = [sys.executable, "-m", "patchword", "predict", str(model), str(model.parent / "red.png")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.close()
         said = process.stderr.read()
-    assert process.returncode == 128 + signal.SIGPIPE and not said
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert not said

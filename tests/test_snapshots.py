@@ -273,7 +273,8 @@ COUNTED = ("accuracy", "top1", "top5", "ece", "ece_uncalibrated", "ece_calibrate
 
 def close(stored: Any, found: Any, key: str, step: int) -> bool:
     """On another kind of CPU. The last bits of one step grow over the next ones: with the instructions of older CPUs,
-    losses of the first steps differ by 2e-7 of their value and gradient norms of the last steps by 7e-4."""
+    losses of the first steps differ by 2e-7 of their value and gradient norms of the last steps by 7e-4.
+    """
     if stored is None or found is None or isinstance(stored, str):
         return stored == found
     if key in EXACT:
@@ -463,8 +464,10 @@ def test_renames_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_types_of_list_elements_are_merged() -> None:
     found = schema_of({"rows": [{"a": 1}, {"a": None, "b": [0.5]}], "by": {"cat": 1, "dog": 2}}, data_keys=("by",))
-    assert found["rows[].a"] == "integer|null" and found["rows[].b[]"] == "number"
-    assert found["by.*"] == "integer" and "by.cat" not in found
+    assert found["rows[].a"] == "integer|null"
+    assert found["rows[].b[]"] == "number"
+    assert found["by.*"] == "integer"
+    assert "by.cat" not in found
 
 
 def test_digests_see_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,9 @@ def test_it_is_there_and_small() -> None:
     assert shipped == ["cifar10"]
     assert sum(path.stat().st_size for path in (SHIPPED / "cifar10").iterdir()) < 5 * 2**20
     found = read_checkpoint("patchword:cifar10")
-    assert found.labels is not None and found.labels[3] == "cat" and found.config.image_size == (32, 32)
+    assert found.labels is not None
+    assert found.labels[3] == "cat"
+    assert found.config.image_size == (32, 32)
     assert found.provenance, "it says how it was made"
     with pytest.raises(CheckpointError, match="no patchword:imagenet. patchword comes with patchword:cifar10"):
         read_checkpoint("patchword:imagenet")
@@ -84,7 +86,8 @@ def test_half_precision(tmp_path: Path) -> None:
     images = torch.randn(2, whole.config.in_channels, *whole.config.image_size)
     torch.testing.assert_close(half(images), whole.model()(images), atol=2e-2, rtol=2e-2)
     refused = run("convert", tmp_path / "whole", tmp_path / "x", "--to", "transformers", "--half")
-    assert refused.returncode == 2 and "--half goes with --to patchword" in refused.stderr
+    assert refused.returncode == 2
+    assert "--half goes with --to patchword" in refused.stderr
     large = dataclasses.replace(whole, tensors={**whole.tensors, "norm.bias": whole.tensors["norm.bias"] + 1e5})
     with pytest.raises(ConfigError, match="norm.bias has values beyond 65504"):
         large.halved()

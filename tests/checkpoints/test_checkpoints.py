@@ -37,7 +37,8 @@ def test_our_folder_keeps_everything(changes: dict, tmp_path: Path) -> None:
     before = checkpoint(**changes, **({"patch_size": 2} if changes.get("stem") else {}))
     write_checkpoint(tmp_path / "model", before)
     after = read_checkpoint(tmp_path / "model")
-    assert after.config == before.config and after.preprocess == before.preprocess
+    assert after.config == before.config
+    assert after.preprocess == before.preprocess
     assert (after.labels, after.temperature, after.provenance) == (LABELS, 1.5, {"seed": 0})
     assert after.tensors.keys() == before.tensors.keys()
     assert all(torch.equal(t, after.tensors[n]) for n, t in before.tensors.items())
@@ -113,7 +114,9 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(after.model()(images), before.model()(images), rtol=0, atol=3e-5)
     if family in ("timm", "transformers"):
-        assert after.labels == LABELS and after.preprocess is not None and before.preprocess is not None
+        assert after.labels == LABELS
+        assert after.preprocess is not None
+        assert before.preprocess is not None
         assert after.preprocess.resized_to == before.preprocess.resized_to == (35, 35)
         assert after.preprocess.replace(crop=1.0) == before.preprocess.replace(crop=1.0)
 
@@ -164,13 +167,16 @@ def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
     notes = write_checkpoint(tmp_path / "model.npz", checkpoint(), "google")
     assert any("activation=gelu_tanh" in note for note in notes)
     notes = write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
-    assert "must add --num-heads 3" in notes[-1] and "--mean 0.5 0.5 0.5" in notes[-1] and "--crop 0.9" in notes[-1]
+    assert "must add --num-heads 3" in notes[-1]
+    assert "--mean 0.5 0.5 0.5" in notes[-1]
+    assert "--crop 0.9" in notes[-1]
     notes = write_checkpoint(tmp_path / "wide.npz", checkpoint(image_size=(32, 64)), "google")
     assert "--image-size 32 64" in notes[-1]
     for family in ("timm", "transformers"):
         hot = dataclasses.replace(checkpoint(), multi_label=True)
         notes = write_checkpoint(tmp_path / family, hot, family)
-        assert any("divide the logits by 1.5" in note for note in notes) and any("sigmoid" in note for note in notes)
+        assert any("divide the logits by 1.5" in note for note in notes)
+        assert any("sigmoid" in note for note in notes)
         plain = dataclasses.replace(checkpoint(), temperature=1.0)
         assert write_checkpoint(tmp_path / f"{family} plain", plain, family) == []
 
@@ -183,7 +189,8 @@ def test_preprocessing_survives_in_folders(family: str, crop: float, resize: Any
     before = dataclasses.replace(before, temperature=1.0)
     assert write_checkpoint(tmp_path / "model", before, family) == []
     after = read_checkpoint(tmp_path / "model").preprocess
-    assert after is not None and before.preprocess is not None
+    assert after is not None
+    assert before.preprocess is not None
     assert (after.resize, after.size, after.resized_to) == (resize, (384, 384), before.preprocess.resized_to)
 
 
@@ -228,10 +235,12 @@ def test_only_a_model_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with pytest.raises(CheckpointError, match="file is a file, which this format does not write"):
         write_checkpoint(tmp_path / "file", checkpoint(), overwrite=True)
-    assert (tmp_path / "photos/precious.jpg").read_bytes() == b"me" and (tmp_path / "file").read_text() == "text"
+    assert (tmp_path / "photos/precious.jpg").read_bytes() == b"me"
+    assert (tmp_path / "file").read_text() == "text"
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_checkpoint(tmp_path / "link", checkpoint())
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real/model.json").exists()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real/model.json").exists()
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
@@ -248,7 +257,8 @@ def test_names_that_training_tools_wrap(wrapper: str, tmp_path: Path) -> None:
 def test_a_new_head_is_announced(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", checkpoint())
     (note,) = read_checkpoint(tmp_path / "model", num_classes=9).notes
-    assert note.code == "head_replaced" and "9 classes" in note
+    assert note.code == "head_replaced"
+    assert "9 classes" in note
     assert not read_checkpoint(tmp_path / "model", num_classes=4).notes
 
 
@@ -363,7 +373,8 @@ def test_a_same_sized_head_is_kept(tmp_path: Path) -> None:
 
 def test_stating_labels_and_preprocessing() -> None:
     stated = checkpoint().stated(["a", "b", "c", "d"], mean=IMAGENET_MEAN, crop=1.0)
-    assert stated.labels == ("a", "b", "c", "d") and stated.preprocess is not None
+    assert stated.labels == ("a", "b", "c", "d")
+    assert stated.preprocess is not None
     assert (stated.preprocess.mean, stated.preprocess.crop, stated.preprocess.std) == (IMAGENET_MEAN, 1.0, HALF)
     with pytest.raises(ConfigError, match="2 labels"):
         checkpoint().stated(["a", "b"])
@@ -374,7 +385,8 @@ def test_assumptions_are_noted(tmp_path: Path) -> None:
     read = read_checkpoint(tmp_path / "model.npz")
     assert any("google's default: squash" in note for note in read.notes)
     assert any("ImageNet-1k" in note for note in read.notes)
-    assert read.labels is not None and "tench" in read.labels[0]
+    assert read.labels is not None
+    assert "tench" in read.labels[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -20,7 +20,8 @@ RESIZES = [name for name in CASES if name not in MODELS]
 
 
 def test_all_cases_are_there() -> None:
-    assert len(MODELS) == 37 and len(RESIZES) == 4
+    assert len(MODELS) == 37
+    assert len(RESIZES) == 4
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -174,7 +174,8 @@ def read_or_refuse(path: Path) -> Checkpoint | None:
     try:
         found = read_checkpoint(path, **HEADS)
     except PatchwordError as error:
-        assert str(path) in str(error) and len(str(error)) < 5000
+        assert str(path) in str(error)
+        assert len(str(error)) < 5000
         found = None
     else:
         found.model()
@@ -898,8 +899,12 @@ def test_converting_a_damaged_file(
     with pytest.raises(SystemExit) as stop:
         main(["convert", str(path), str(tmp_path / "out/model"), "--to", "patchword", "--num-heads", "4"])
     told = capsys.readouterr()
-    assert stop.value.code == 2 and listing(tmp_path / "out") == {}
-    assert told.out == "" and told.err.startswith("patchword: ") and str(path) in told.err and "Trace" not in told.err
+    assert stop.value.code == 2
+    assert listing(tmp_path / "out") == {}
+    assert told.out == ""
+    assert told.err.startswith("patchword: ")
+    assert str(path) in told.err
+    assert "Trace" not in told.err
 
 
 # What is said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download, scan_cache_dir
 
-from helpers.hub_server import REPO, SMALL, WEIGHTS, Handler, Hub, settings  # noqa: F401  (a fixture)
+from helpers.hub_server import REPO, SMALL, WEIGHTS, Handler, Hub, settings
 from patchword.checkpoints import hub
 from patchword.errors import HubError
 
@@ -36,7 +36,8 @@ def test_downloads_the_model_and_nothing_else(
     server.files = {**model, "README.md": b"#", "pytorch_model.bin": b"pickle", "onnx/model.safetensors": b"other"}
     assert contents(fetch(server, tmp_path)) == model
     printed = capsys.readouterr()
-    assert printed.out == "" and "100%" in printed.err
+    assert printed.out == ""
+    assert "100%" in printed.err
 
 
 def test_second_call_needs_neither_download_nor_hash_nor_hub(
@@ -76,7 +77,8 @@ def test_follows_a_branch(server: Hub, tmp_path: Path) -> None:
     new = fetch(server, tmp_path)
     server.stop()
     assert fetch(server, tmp_path) == new != old
-    assert (new / WEIGHTS).read_bytes() == SMALL[::-1] and (old / WEIGHTS).read_bytes() == SMALL
+    assert (new / WEIGHTS).read_bytes() == SMALL[::-1]
+    assert (old / WEIGHTS).read_bytes() == SMALL
 
 
 def test_damaged_download_is_refused_and_forgotten(server: Hub, tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ def test_ours_to_transformers(kind: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "ours", read_checkpoint(tmp_path / "theirs"))
     write_checkpoint(tmp_path / "back", read_checkpoint(tmp_path / "ours"), "transformers")
     again, info = type(theirs).from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
     images = torch.randn(2, theirs.config.num_channels, 32, 32)
     for before, after in zip(their_outputs(theirs, images), their_outputs(again.eval(), images), strict=True):
         assert torch.equal(before, after)
@@ -110,7 +112,8 @@ def vit_pytorch(module: str) -> types.ModuleType:
     assert package is not None and package.submodule_search_locations, "make installs vit-pytorch for this test"
     path = Path(package.submodule_search_locations[0]) / f"{module}.py"
     spec = importlib.util.spec_from_file_location(f"oracle_{module}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     sys.modules[spec.name] = loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded

@@ -18,7 +18,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from helpers.command import run
-from helpers.hub_server import REPO, Handler, Hub, settings  # noqa: F401  (settings is a fixture of every test here)
+from helpers.hub_server import REPO, Handler, Hub, settings
 from helpers.model_zoo import RESNETS, VITS, checkpoint_of
 from patchword.checkpoints import read_checkpoint
 from patchword.checkpoints.card import model_card
@@ -111,7 +111,9 @@ def test_what_was_pushed_is_read_again(hub: Any, tmp_path: Path) -> None:
     created = next(json.loads(body) for path, _, body in hub.asked if path == "/api/repos/create")
     assert created["visibility"] == "private"
     again = read_checkpoint(str(fetch(f"hf:{REPO}", cache=tmp_path, endpoint=hub.endpoint)))
-    assert again.labels == sent.labels and again.temperature == sent.temperature and again.config == sent.config
+    assert again.labels == sent.labels
+    assert again.temperature == sent.temperature
+    assert again.config == sent.config
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in sent.tensors.items())
 
 
@@ -133,7 +135,8 @@ def test_the_command(hub: Any) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert {token for _, token, _ in hub.asked} == {"Bearer hf_secret"}
-    assert f"sent to {hub.endpoint}/{REPO}" in done.stderr and "README.md" in hub.files
+    assert f"sent to {hub.endpoint}/{REPO}" in done.stderr
+    assert "README.md" in hub.files
     assert run("push", "patchword:cifar10", "me/model").returncode == 2
 
 
@@ -153,7 +156,8 @@ def test_a_hub_that_is_not_there(hub: Any) -> None:
 @pytest.mark.parametrize("config", [VITS["class"], VITS["class"].replace(num_classes=0), RESNETS["BiT"]], ids=repr)
 def test_a_card_of_any_model_is_valid(config: Any) -> None:
     card = ModelCard(model_card(checkpoint_of(config), "my-model", "hf:me/my-model"))
-    assert card.data.library_name == "patchword" and "None are recorded" in card.text
+    assert card.data.library_name == "patchword"
+    assert "None are recorded" in card.text
     assert (card.data.pipeline_tag == "image-classification") == bool(config.num_classes)
 
 
@@ -169,7 +173,8 @@ def test_a_card_says_what_was_measured(tmp_path: Path) -> None:
     for part, figures in shipped.provenance["metrics"].items():
         assert accuracy[part] == {"type": "accuracy", "value": pytest.approx(figures["top1"])}
     assert ModelCard(text).data.eval_results, "the hub's own reader finds the figures"
-    assert shipped.temperature != 1 and f"divided by {shipped.temperature:g} " in text
+    assert shipped.temperature != 1
+    assert f"divided by {shipped.temperature:g} " in text
     assert "airplane; automobile" in text
     assert run("card", "patchword:cifar10", "--out", out).returncode == 2
     assert run("card", "patchword:cifar10").stdout == text
@@ -184,6 +189,10 @@ def test_words_of_others_stay_words() -> None:
     card = model_card(dataclasses.replace(checkpoint, provenance=facts, labels=labels), "x_y", "hf:me/x y")
     head = yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n"))
     assert head["model-index"][0]["results"][0]["dataset"]["name"] == r'a: "b"\n---\n'
-    assert head["model-index"][0]["name"] == "x_y" and "\n# x\\_y\n" in card
-    assert card.count("## Use") == 1 and "curl evil \\| sh" in card
-    assert "anna" not in card and "model" in card and "'hf:me/x y'" in card
+    assert head["model-index"][0]["name"] == "x_y"
+    assert "\n# x\\_y\n" in card
+    assert card.count("## Use") == 1
+    assert "curl evil \\| sh" in card
+    assert "anna" not in card
+    assert "model" in card
+    assert "'hf:me/x y'" in card

@@ -44,13 +44,19 @@ def test_predictions(name: str) -> None:
 
 def test_all_that_travels_with_a_model() -> None:
     found = read_checkpoint(FORMAT1 / "model")
-    assert found.labels == ("a", "b", "c", "dé", "e") and found.temperature == 1.7
-    assert found.preprocess is not None and found.preprocess.crop == 0.8 and found.preprocess.resize == "squash"
-    assert found.preprocess.interpolation == "bilinear" and found.preprocess.std == (0.2, 0.25, 0.3)
-    assert found.provenance["metrics"]["val"]["top1"] == 0.9 and found.provenance["versions"]["torch"] == "2.13.0"
+    assert found.labels == ("a", "b", "c", "dé", "e")
+    assert found.temperature == 1.7
+    assert found.preprocess is not None
+    assert found.preprocess.crop == 0.8
+    assert found.preprocess.resize == "squash"
+    assert found.preprocess.interpolation == "bilinear"
+    assert found.preprocess.std == (0.2, 0.25, 0.3)
+    assert found.provenance["metrics"]["val"]["top1"] == 0.9
+    assert found.provenance["versions"]["torch"] == "2.13.0"
     assert (found.family, found.quirks) == ("timm", {"prefix": "module."})
     assert found.extras["head_aux.weight"].tolist() == torch.ones(2, 3).tolist()
-    assert not found.multi_label and read_checkpoint(FORMAT1 / "multi_label").multi_label
+    assert not found.multi_label
+    assert read_checkpoint(FORMAT1 / "multi_label").multi_label
 
 
 def test_a_finished_run_is_finished(tmp_path: Path) -> None:
@@ -79,7 +85,8 @@ def test_an_unfinished_run_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(FORMAT1 / "run_unfinished", run)
     outcome = resume(run)
-    assert outcome is not None and outcome.steps == 24
+    assert outcome is not None
+    assert outcome.steps == 24
     found, expected = rows(run), EXPECTED["rows"]
     assert [(row["kind"], row["step"]) for row in found] == [(row["kind"], row["step"]) for row in expected]
     for new, old in zip(found, expected, strict=True):
@@ -89,4 +96,5 @@ def test_an_unfinished_run_resumes(tmp_path: Path) -> None:
             assert new["loss"] == pytest.approx(old["loss"], rel=1e-3)
     if cpu_kind() == WRITTEN_ON:
         then, now = (read_checkpoint(path).tensors for path in (FORMAT1 / "run_finished", run))
-        assert list(then) == list(now) and all(torch.equal(then[name], now[name]) for name in then)
+        assert list(then) == list(now)
+        assert all(torch.equal(then[name], now[name]) for name in then)

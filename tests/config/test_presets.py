@@ -56,7 +56,8 @@ def test_published_counts_at_384() -> None:
 
 def test_any_patch_size() -> None:
     config = preset("S/8", image_size=32)
-    assert isinstance(config, ViTConfig) and config.grid == (4, 4)
+    assert isinstance(config, ViTConfig)
+    assert config.grid == (4, 4)
 
 
 def test_a_near_miss_gets_a_hint() -> None:

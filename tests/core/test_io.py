@@ -37,9 +37,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(name: str, tmp_path: Path, monke
         patch.setattr(os, name, full)
         with pytest.raises(CheckpointError, match="file could not be written .No space left"):
             io.replace_file(target, [b"new"])
-    assert target.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert target.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert io.replace_file(target, [b"ne", b"w"]) == hashlib.sha256(b"new").hexdigest() == io.sha256(target)
-    assert target.read_bytes() == b"new" and [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert target.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -94,7 +96,8 @@ def holding(path: Path, name: str, enter: str = "") -> Iterator[subprocess.Popen
     code = HOLDER.format(name=name, enter=enter)
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
     try:
-        assert child.stdout is not None and child.stdout.readline() == "held\n"
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
         yield child
     finally:
         child.kill()
@@ -109,7 +112,8 @@ def test_a_lock_keeps_other_processes_out_until_its_process_dies(tmp_path: Path)
         child.wait()
     assert path.exists(), "what the kill left"
     lock = io.try_lock(path)
-    assert lock is not None and io.try_lock(path) is None
+    assert lock is not None
+    assert io.try_lock(path) is None
     io.unlock(lock)
     assert not path.exists()
 
@@ -195,12 +199,16 @@ def test_a_second_signal_is_obeyed_at_once() -> None:
 
 def test_memory_is_plausible() -> None:
     limit = memory_limit()
-    assert limit is not None and 0 < resident_memory() < limit
+    assert limit is not None
+    assert 0 < resident_memory() < limit
     assert resident_memory() < 1.1 * peak_memory() < limit  # the kernel counts the two in different ways
 
 
 def test_text() -> None:
-    assert plural(1, "image") == "1 image" and plural(2000, "class", "es") == "2,000 classes"
-    assert visible("a\n\u202eb") == "a\\n\\u202eb" and visible("고양이") == "고양이"
-    assert one_line(ValueError("a\n b")) == "a b" and one_line(ValueError()) == "ValueError"
+    assert plural(1, "image") == "1 image"
+    assert plural(2000, "class", "es") == "2,000 classes"
+    assert visible("a\n\u202eb") == "a\\n\\u202eb"
+    assert visible("고양이") == "고양이"
+    assert one_line(ValueError("a\n b")) == "a b"
+    assert one_line(ValueError()) == "ValueError"
     assert len(one_line(ValueError("x" * 500))) == 160

@@ -29,7 +29,8 @@ def test_another_system(system: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["modules"] == len([p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.stem != "__init__"])
-    assert told["trained"] == {"steps": 3, "rows": 2} and told["served"] == 200
+    assert told["trained"] == {"steps": 3, "rows": 2}
+    assert told["served"] == 200
 
 
 def unguarded(tree: ast.AST) -> list[str]:

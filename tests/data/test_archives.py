@@ -167,10 +167,12 @@ build_once(Path(sys.argv[1]), build)
 
 def test_killed_work_is_done_again(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path / "set")], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert (tmp_path / "set.partial/half").exists() and not (tmp_path / "set").exists()
+    assert (tmp_path / "set.partial/half").exists()
+    assert not (tmp_path / "set").exists()
     build_once(tmp_path / "set", lambda folder: (folder / "whole").write_text("x"))
     assert content_of(tmp_path / "set") == {
         "whole": b"x"

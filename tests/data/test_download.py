@@ -127,9 +127,11 @@ def test_a_file_arrives_whole_and_is_fetched_once(server: Server, tmp_path: Path
     result = download(
         server.url, target, md5=MD5, sha256=SHA256, size=len(CONTENT), on_progress=lambda *a: seen.append(a)
     )
-    assert result == target and target.read_bytes() == CONTENT
+    assert result == target
+    assert target.read_bytes() == CONTENT
     assert leftovers(target.parent) == ["file"]
-    assert seen[-1] == (len(CONTENT), len(CONTENT)) and seen == sorted(seen)
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert seen == sorted(seen)
     download(server.url, target, md5=MD5)
     assert len(server.log) == 1
 
@@ -200,7 +202,8 @@ def test_a_wrong_file_is_deleted_and_said_so(server: Server, tmp_path: Path) -> 
         download(server.url, tmp_path / "file", md5=MD5)
     assert f"its md5 is {hashlib.md5(OTHER).hexdigest()} where {MD5} is expected" in str(caught.value)
     assert "was deleted" in str(caught.value)
-    assert leftovers(tmp_path) == [] and len(server.log) == 1
+    assert leftovers(tmp_path) == []
+    assert len(server.log) == 1
 
 
 def test_addresses_are_tried_in_order(server: Server, tmp_path: Path) -> None:
@@ -263,7 +266,8 @@ def test_a_part_that_is_complete_needs_no_request(server: Server, tmp_path: Path
     (tmp_path / "file.part").write_bytes(CONTENT)
     (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "validator": None}))
     download(server.url, tmp_path / "file", md5=MD5, size=len(CONTENT))
-    assert server.log == [] and leftovers(tmp_path) == ["file"]
+    assert server.log == []
+    assert leftovers(tmp_path) == ["file"]
 
 
 def test_a_part_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
@@ -329,7 +333,8 @@ def test_a_killed_process_leaves_what_the_next_one_resumes(server: Server, tmp_p
     process.communicate()
     server.going.set()
     have = part.stat().st_size
-    assert 0 < have < len(CONTENT) and not (tmp_path / "file").exists()
+    assert 0 < have < len(CONTENT)
+    assert not (tmp_path / "file").exists()
     download(server.url, tmp_path / "file", md5=MD5)
     assert server.asked() == [None, f"bytes={have}-"]
     assert leftovers(tmp_path) == ["file"]
@@ -340,7 +345,8 @@ def test_two_processes_share_one_transfer(server: Server, tmp_path: Path) -> Non
     first = child(server, tmp_path / "file")
     wait_for(lambda: (tmp_path / "file.part").exists())
     second = child(server, tmp_path / "file")
-    assert second.stderr is not None and "Waiting for another process" in second.stderr.readline()
+    assert second.stderr is not None
+    assert "Waiting for another process" in second.stderr.readline()
     server.going.set()
     for process in (first, second):
         process.communicate(timeout=PATIENCE)
@@ -354,7 +360,8 @@ def test_a_full_disk_is_said_and_what_came_is_kept(server: Server, tmp_path: Pat
     process = child(server, tmp_path / "file", before=limit)
     message, trouble = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, trouble
-    assert "No room on the disk" in message and "PATCHWORD_CACHE" in message
+    assert "No room on the disk" in message
+    assert "PATCHWORD_CACHE" in message
     assert 0 < (tmp_path / "file.part").stat().st_size <= 100_000
     download(server.url, tmp_path / "file", md5=MD5)
     assert server.asked()[-1] is not None

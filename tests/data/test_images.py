@@ -59,7 +59,8 @@ JPEG_KINDS: dict[str, Callable[[Image.Image], bytes]] = {
 def test_simplejpeg_and_pillow_give_the_same_pixels(name: str, kind: str, scale: int) -> None:
     data = JPEG_KINDS[kind](photo(name).crop((0, 0, 640, 424)))
     fast = images._fast_jpeg(Image.open(io.BytesIO(data)), io.BytesIO(data), scale)
-    assert fast is not None and fast.size == (640 // scale, 424 // scale)
+    assert fast is not None
+    assert fast.size == (640 // scale, 424 // scale)
     slow = images._pillow_jpeg(Image.open(io.BytesIO(data)), scale)
     assert difference(fast, slow).max() == 0
 
@@ -94,7 +95,8 @@ def test_reduced_decoding_hardly_changes_what_the_model_sees(name: str, kind: st
         reduced = load_image(data, at_least=preprocess.resized_to)
         assert reduced.size == (640 // scale, 424 // scale)
         moved = difference(preprocess.pixels(load_image(data)), preprocess.pixels(reduced))
-        assert moved.mean() < 2 and moved.max() < 25
+        assert moved.mean() < 2
+        assert moved.max() < 25
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,8 @@ def test_the_first_frame_of_an_animation(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
 def test_one_pixel(kind: str) -> None:
     seen = load_image(encode(Image.new("RGB", (1, 1), "white"), kind), at_least=(224, 224))
-    assert seen.size == (1, 1) and seen.getpixel((0, 0)) == (255, 255, 255)
+    assert seen.size == (1, 1)
+    assert seen.getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_to_mode_names_colours_it_cannot_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +314,9 @@ def test_what_is_returned_holds_no_file(tmp_path: Path) -> None:
     photo().save(path)
     seen = load_image(path)
     path.unlink()
-    assert type(seen) is Image.Image and seen.info == {} and seen.getpixel((0, 0)) == photo().getpixel((0, 0))
+    assert type(seen) is Image.Image
+    assert seen.info == {}
+    assert seen.getpixel((0, 0)) == photo().getpixel((0, 0))
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -411,11 +416,13 @@ def test_files_that_are_no_pictures(tmp_path: Path) -> None:
     for name, code in cases.items():
         with pytest.raises(ImageError) as error:
             load_image(str(tmp_path / name))
-        assert error.value.code == code and str(error.value) == f"Cannot read {tmp_path / name}: {error.value.reason}"
+        assert error.value.code == code
+        assert str(error.value) == f"Cannot read {tmp_path / name}: {error.value.reason}"
     for called, shown in ((None, "<bytes>"), ("a.tar:b.png", "a.tar:b.png")):
         with pytest.raises(ImageError) as error:
             load_image(b"", name=called)
-        assert error.value.code == "image_empty" and str(error.value) == f"Cannot read {shown}: {error.value.reason}"
+        assert error.value.code == "image_empty"
+        assert str(error.value) == f"Cannot read {shown}: {error.value.reason}"
 
 
 def test_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,7 +479,8 @@ def test_any_damage_gives_a_picture_or_an_image_error(kind: str, data: st.DataOb
     except ImageError as error:
         assert str(error).startswith("Cannot read <bytes>: ")
     else:
-        assert seen.mode == "RGB" and seen.width * seen.height <= 1_000_000
+        assert seen.mode == "RGB"
+        assert seen.width * seen.height <= 1_000_000
         assert np.asarray(seen).dtype == np.uint8
 
 
@@ -535,7 +543,8 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_jpeg_of_endless_scans_is_refused() -> None:
     """Each of them is a pass over all pixels: a few megabytes of them would keep a decoder busy for an hour."""
     data = encode(photo().resize((32, 32)), "JPEG", progressive=True)
-    assert load_image(data, mode="RGB").size == (32, 32) and data.count(b"\xff\xda") > 3
+    assert load_image(data, mode="RGB").size == (32, 32)
+    assert data.count(b"\xff\xda") > 3
     last = data.rindex(b"\xff\xda")
     with pytest.raises(ImageError, match=r"it has \d+ scans, more than the 500 allowed"):
         load_image(data[:last] + data[last:-2] * 600 + data[-2:], mode="RGB")

@@ -75,7 +75,9 @@ def test_mix_is_an_avalanche() -> None:
 @pytest.mark.parametrize("purpose", ["flip", "shift", "crop", "mix", ""])
 def test_uniform(purpose: str) -> None:
     numbers = uniform(keys(0, 0, np.arange(MANY)), purpose, 2)
-    assert numbers.dtype == np.float64 and numbers.min() >= 0 and numbers.max() < 1
+    assert numbers.dtype == np.float64
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
     for column in numbers.T:
         assert_even(np.histogram(column, bins=256, range=(0, 1))[0])
         assert stats.kstest(column, "uniform").pvalue > LEAST_P

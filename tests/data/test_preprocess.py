@@ -26,7 +26,7 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Im
 
 
 def resize_then_crop(image: Image.Image, size: int, short: int, resample: Image.Resampling) -> np.ndarray:
-    """torchvision's Resize(short) and CenterCrop(size), in its own arithmetic, one after the other."""
+    """Torchvision's Resize(short) and CenterCrop(size), in its own arithmetic, one after the other."""
     width, height = image.size
     if width <= height:
         resized = short, int(short * height / width)
@@ -49,7 +49,9 @@ def test_pixels_equal_resize_then_crop(shape: tuple[int, int], interpolation: st
     if interpolation == "nearest":
         assert (difference > 0).mean() < 0.05
     else:
-        assert difference.max() <= 2 and (difference > 1).mean() < 1e-4 and difference.mean() < 0.05
+        assert difference.max() <= 2
+        assert (difference > 1).mean() < 1e-4
+        assert difference.mean() < 0.05
 
 
 def test_pixels_are_exact_without_a_crop() -> None:
@@ -68,8 +70,10 @@ def test_squash_uses_the_whole_picture() -> None:
     ramp = Image.fromarray(np.tile(np.linspace(0, 255, 400, dtype=np.uint8), (50, 1)))
     squash = Preprocess((32, 32), "squash", mean=(0.5,), std=(0.5,)).pixels(ramp)[:, :, 0]
     cover = Preprocess((32, 32), "cover", mean=(0.5,), std=(0.5,)).pixels(ramp)[:, :, 0]
-    assert squash.min() < 8 and squash.max() > 247
-    assert cover.min() > 100 and cover.max() < 155  # the middle eighth only
+    assert squash.min() < 8
+    assert squash.max() > 247
+    assert cover.min() > 100
+    assert cover.max() < 155
 
 
 def test_squash_equals_resize_then_crop() -> None:
@@ -85,7 +89,8 @@ def test_the_crop_is_centred() -> None:
         values = np.zeros((height, width), dtype=np.uint8)
         values[height // 2, :] = values[:, width // 2] = 255
         seen = Preprocess((51, 51), mean=(0.5,), std=(0.5,)).pixels(Image.fromarray(values))[:, :, 0]
-        assert seen.sum(axis=0).argmax() == 25 and seen.sum(axis=1).argmax() == 25
+        assert seen.sum(axis=0).argmax() == 25
+        assert seen.sum(axis=1).argmax() == 25
 
 
 def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
@@ -111,14 +116,16 @@ def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
 def test_every_shape_gives_the_wanted_size_and_keeps_a_flat_colour(height, width, size, crop, resize, interpolation):
     preprocess = Preprocess(size, resize, crop, interpolation, mean=HALF, std=HALF)
     pixels = preprocess.pixels(Image.new("RGB", (width, height), (10, 120, 250)))
-    assert pixels.shape == (*size, 3) and pixels.dtype == np.uint8
+    assert pixels.shape == (*size, 3)
+    assert pixels.dtype == np.uint8
     assert (pixels == (10, 120, 250)).all()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (3, 20000), (2, 2)])
 def test_extreme_pictures(size: tuple[int, int]) -> None:
     pixels = PLAIN.pixels(Image.new("RGB", size, (3, 4, 5)))
-    assert pixels.shape == (224, 224, 3) and (pixels == (3, 4, 5)).all()
+    assert pixels.shape == (224, 224, 3)
+    assert (pixels == (3, 4, 5)).all()
 
 
 def test_normalise_is_bit_equal_to_the_plain_formula() -> None:
@@ -128,7 +135,9 @@ def test_normalise_is_bit_equal_to_the_plain_formula() -> None:
     expected = (batch.permute(0, 3, 1, 2).float() / 255 - mean) / std
     seen = preprocess.normalise(batch)
     assert torch.equal(seen, expected)
-    assert seen.dtype == torch.float32 and seen.is_contiguous() and seen.shape == (2, 3, 8, 12)
+    assert seen.dtype == torch.float32
+    assert seen.is_contiguous()
+    assert seen.shape == (2, 3, 8, 12)
 
 
 def test_normalise_leaves_its_input_alone() -> None:
@@ -146,10 +155,12 @@ def test_call_is_pixels_then_normalise_and_ranges_from_minus_one_to_one() -> Non
 
 def test_grey_and_colour_pictures_suit_both_kinds_of_model() -> None:
     grey = Preprocess((16, 16), mean=(0.5,), std=(0.25,))
-    assert grey.mode == "L" and grey.channels == 1
+    assert grey.mode == "L"
+    assert grey.channels == 1
     assert grey(noise(20, 20)).shape == (1, 16, 16)
     seen = PLAIN(noise(20, 20, channels=1))
-    assert seen.shape == (3, 224, 224) and torch.equal(seen[0], seen[1])
+    assert seen.shape == (3, 224, 224)
+    assert torch.equal(seen[0], seen[1])
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "CMYK", "I;16"])
@@ -235,7 +246,9 @@ def test_a_line_that_is_squashed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Image.Image, "resize", watched)
     pixels = squash.pixels(Image.new("RGB", (1, 1_000_000), (3, 4, 5)))
-    assert pixels.shape == (224, 224, 3) and (pixels == (3, 4, 5)).all() and max(asked) <= preprocess.LARGEST_STEP
+    assert pixels.shape == (224, 224, 3)
+    assert (pixels == (3, 4, 5)).all()
+    assert max(asked) <= preprocess.LARGEST_STEP
     blurred = Image.fromarray(np.linspace(0, 255, 90 * 70).astype(np.uint8).reshape(90, 70)).convert("RGB")
     usual = squash.pixels(blurred).astype(int)
     monkeypatch.setattr(preprocess, "LARGEST_STEP", 0)

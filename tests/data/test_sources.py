@@ -41,10 +41,14 @@ def pets(tmp_path: Path) -> Path:
 
 def test_a_folder_with_parts(pets: Path) -> None:
     parts = open_data(DataConfig(source=str(pets), val_fraction=0.25), 0)
-    assert parts.train.labels == ("cat", "dog") and len(parts.train) == 10
-    assert parts.val is not None and parts.val.targets.tolist() == [0, 0, 1, 1]
-    assert parts.test is not None and parts.test.labels == ("cat", "dog")
-    assert parts.test.targets.tolist() == [1] and colours(parts.test) == [(0, 99, 0)]
+    assert parts.train.labels == ("cat", "dog")
+    assert len(parts.train) == 10
+    assert parts.val is not None
+    assert parts.val.targets.tolist() == [0, 0, 1, 1]
+    assert parts.test is not None
+    assert parts.test.labels == ("cat", "dog")
+    assert parts.test.targets.tolist() == [1]
+    assert colours(parts.test) == [(0, 99, 0)]
     seen = colours(parts.train) + colours(parts.val)
     assert sorted(seen) == sorted([(200 + i, 0, 0) for i in range(8)] + [(0, 200 + i, 0) for i in range(6)])
 
@@ -56,12 +60,17 @@ def test_separate_references(pets: Path, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\npets/test/dog/0.png,dog\nother/val/dog/1.png,cat\n")
     config = DataConfig(source=str(pets), val=str(tmp_path / "other"), test=str(tmp_path / "list.csv"))
     parts = open_data(config, 0)
-    assert len(parts.train) == 14 and parts.split["kind"] == "given"
-    assert parts.val is not None and colours(parts.val) == [(1, 1, 1)] and parts.val.targets.tolist() == [1]
-    assert parts.test is not None and parts.test.targets.tolist() == [1, 0]
+    assert len(parts.train) == 14
+    assert parts.split["kind"] == "given"
+    assert parts.val is not None
+    assert colours(parts.val) == [(1, 1, 1)]
+    assert parts.val.targets.tolist() == [1]
+    assert parts.test is not None
+    assert parts.test.targets.tolist() == [1, 0]
     (tmp_path / "other/val").rename(tmp_path / "other/test")
     parts = open_data(config, 0)
-    assert parts.val is not None and colours(parts.val) == [(2, 2, 2)]
+    assert parts.val is not None
+    assert colours(parts.val) == [(2, 2, 2)]
 
 
 def test_classes_that_training_lacks(pets: Path) -> None:
@@ -75,8 +84,11 @@ def test_classes_that_training_lacks(pets: Path) -> None:
 
 def test_folders_for_several_labels(pets: Path) -> None:
     parts = open_data(DataConfig(source=str(pets), multi_label=True), 0)
-    assert parts.train.targets.dtype == np.float32 and set(map(tuple, parts.train.targets)) == {(0, 1), (1, 0)}
-    assert parts.test is not None and parts.test.targets.tolist() == [[0, 1]] and parts.train.multi_label
+    assert parts.train.targets.dtype == np.float32
+    assert set(map(tuple, parts.train.targets)) == {(0, 1), (1, 0)}
+    assert parts.test is not None
+    assert parts.test.targets.tolist() == [[0, 1]]
+    assert parts.train.multi_label
 
 
 def test_named_sets_win_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +101,15 @@ def test_named_sets_win_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_single_part_is_taken_whatever_it_is_called(pets: Path) -> None:
     parts = open_data(DataConfig(source=str(pets / "train"), test=str(pets / "test")), 0)
-    assert parts.test is not None and len(parts.test) == 1
+    assert parts.test is not None
+    assert len(parts.test) == 1
     (pets / "train").rename(pets / "val")
     with pytest.raises(DataError, match="no part for training, only 'test', 'val'"):
         open_data(DataConfig(source=str(pets)), 0)
     (pets / "test").rename(pets.parent / "test")
     parts = open_data(DataConfig(source=str(pets)), 0)
-    assert parts.split["kind"] == "stratified" and parts.test is None
+    assert parts.split["kind"] == "stratified"
+    assert parts.test is None
 
 
 @pytest.mark.parametrize(
@@ -146,8 +160,10 @@ for reference in sys.argv[1:]:
     references = [str(tmp_path / "x.parquet"), str(tmp_path / "saved"), "hf-datasets:owner/name"]
     run = subprocess.run([sys.executable, "-c", code, *references], capture_output=True, text=True, check=True)
     lines = run.stdout.splitlines()
-    assert len(lines) == 3 and all("pip install -c constraints.txt '.[data]'" in line for line in lines)
-    assert "pyarrow" in lines[0] and "datasets" in lines[1]
+    assert len(lines) == 3
+    assert all("pip install -c constraints.txt '.[data]'" in line for line in lines)
+    assert "pyarrow" in lines[0]
+    assert "datasets" in lines[1]
 
 
 def test_opening_a_folder_imports_no_large_library(pets: Path) -> None:
@@ -201,17 +217,24 @@ def test_a_source_in_which_nothing_can_be_read(tmp_path: Path) -> None:
 def test_arrays() -> None:
     images = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
     source = from_arrays(images, np.array([0, 2, 1, 2, 0], dtype=np.uint8), ["a", "b", "c", "d"])
-    assert source.labels == ("a", "b", "c", "d") and source.targets.dtype == np.int64
-    assert np.array_equal(np.asarray(source.read(3, mode="RGB")), images[3]) and source.read(3, mode="L").mode == "L"
+    assert source.labels == ("a", "b", "c", "d")
+    assert source.targets.dtype == np.int64
+    assert np.array_equal(np.asarray(source.read(3, mode="RGB")), images[3])
+    assert source.read(3, mode="L").mode == "L"
     part = source.subset(np.array([4, 1]))
-    assert part.images.shape == (2, 4, 6, 3) and part.name(0) == "array 4" and len(part) == 2
+    assert part.images.shape == (2, 4, 6, 3)
+    assert part.name(0) == "array 4"
+    assert len(part) == 2
     assert np.array_equal(np.asarray(part.read(1, mode="RGB")), images[1])
     grey = from_arrays(images[..., 0], np.array([0, 1, 0, 1, 0]))
-    assert grey.images.shape == (5, 4, 6, 1) and grey.labels == ("0", "1")
+    assert grey.images.shape == (5, 4, 6, 1)
+    assert grey.labels == ("0", "1")
     assert np.array_equal(np.asarray(grey.read(0, mode="L")), images[0, ..., 0])
     assert np.array_equal(np.asarray(grey.read(0, mode="RGB"))[..., 2], images[0, ..., 0])
     multi_label = from_arrays(images, np.eye(5, 3, dtype=bool))
-    assert multi_label.multi_label and multi_label.targets.dtype == np.float32 and multi_label.labels == ("0", "1", "2")
+    assert multi_label.multi_label
+    assert multi_label.targets.dtype == np.float32
+    assert multi_label.labels == ("0", "1", "2")
 
 
 IMAGES = np.zeros((2, 4, 4, 3), dtype=np.uint8)
@@ -242,7 +265,8 @@ def test_labels_are_matched_by_name() -> None:
     source = from_arrays(np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 0]), ["b", "c", "never used"])
     assert source.relabelled(["a", "b", "c"]).targets.tolist() == [1, 2, 1]
     assert source.as_multi_label().relabelled(["c", "b"]).targets.tolist() == [[0, 1], [1, 0], [0, 1]]
-    assert source.targets.tolist() == [0, 1, 0] and source.labels[0] == "b"  # itself unchanged
+    assert source.targets.tolist() == [0, 1, 0]
+    assert source.labels[0] == "b"
     with pytest.raises(DataError, match="The data has classes that the training part lacks: 'c'"):
         source.relabelled(["a", "b"])
 
@@ -253,7 +277,8 @@ def test_statistics_of_known_pictures(tmp_path: Path) -> None:
     (tmp_path / "3.png").write_bytes(b"junk")
     source = FileSource(["1.png", "2.png", "3.png"], ("x",), np.zeros(3, dtype=np.int64), tmp_path)
     mean, std = channel_statistics(source, "RGB", (4, 6))
-    assert mean == pytest.approx((0.5, 0.2, 1.0)) and std == pytest.approx((0.5, 1 / 255, 1 / 255))
+    assert mean == pytest.approx((0.5, 0.2, 1.0))
+    assert std == pytest.approx((0.5, 1 / 255, 1 / 255))
     assert len(channel_statistics(source, "L", (4, 4))[0]) == 1
 
 
@@ -265,16 +290,20 @@ def test_statistics_agree_with_numpy_and_with_themselves() -> None:
     np.testing.assert_allclose(mean, images.mean(axis=(0, 1, 2)) / 255, rtol=1e-12)
     np.testing.assert_allclose(std, images.std(axis=(0, 1, 2)) / 255, rtol=1e-12)
     few = channel_statistics(source, "RGB", (5, 4), limit=50)
-    assert few == channel_statistics(source, "RGB", (5, 4), limit=50) and few != (mean, std)
+    assert few == channel_statistics(source, "RGB", (5, 4), limit=50)
+    assert few != (mean, std)
     np.testing.assert_allclose(few[0], mean, atol=0.05)
 
 
 def test_real_pictures_on_many_threads() -> None:
     """Oxford Pets: the parts as given, and the same pixels however many threads read."""
     parts = open_data(DataConfig(source=str(shared_path("data/pets"))), 0)
-    assert len(parts.train.labels) == 37 and parts.val is not None and parts.test is not None
+    assert len(parts.train.labels) == 37
+    assert parts.val is not None
+    assert parts.test is not None
     assert (len(parts.train) + len(parts.val), len(parts.test)) == (3680, 3669)
-    assert len(parts.val) == 368 and np.bincount(parts.val.targets, minlength=37).min() >= 9
+    assert len(parts.val) == 368
+    assert np.bincount(parts.val.targets, minlength=37).min() >= 9
     source = parts.test.subset(np.arange(0, 3669, 60))
     alone = [np.asarray(source.read(i, mode="RGB", at_least=(32, 32))).sum() for i in range(len(source))]
     with ThreadPoolExecutor(8) as pool:
@@ -283,4 +312,5 @@ def test_real_pictures_on_many_threads() -> None:
         )
     assert alone == threaded
     mean, std = channel_statistics(parts.train, "RGB", (32, 32), limit=100)
-    assert all(0.3 < m < 0.6 for m in mean) and all(0.15 < s < 0.35 for s in std)
+    assert all(0.3 < m < 0.6 for m in mean)
+    assert all(0.15 < s < 0.35 for s in std)

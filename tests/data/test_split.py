@@ -24,7 +24,8 @@ def test_known_split() -> None:
     """The very samples: a change here would change what every earlier run was measured with."""
     train, val = stratified_split(np.arange(20) % 2, 0.2, 0)
     assert train.dtype == val.dtype == np.int64
-    assert val.tolist() == KNOWN and train.tolist() == [i for i in range(20) if i not in KNOWN]
+    assert val.tolist() == KNOWN
+    assert train.tolist() == [i for i in range(20) if i not in KNOWN]
 
 
 KNOWN = [9, 12, 15, 16]
@@ -33,13 +34,15 @@ KNOWN = [9, 12, 15, 16]
 def test_every_class_is_in_both_parts() -> None:
     targets = np.repeat([0, 1, 2, 3], [1000, 100, 3, 1])
     train, val = stratified_split(targets, 0.1, 7)
-    assert counts(targets, val) == [99, 10, 1, 0] and counts(targets, train) == [901, 90, 2, 1]
+    assert counts(targets, val) == [99, 10, 1, 0]
+    assert counts(targets, train) == [901, 90, 2, 1]
 
 
 def test_more_classes_than_the_fraction_allows() -> None:
     targets = np.repeat(np.arange(100), 2)
     train, val = stratified_split(targets, 0.1, 0)
-    assert len(val) == 20 and set(counts(targets, train)) == {1, 2}
+    assert len(val) == 20
+    assert set(counts(targets, train)) == {1, 2}
 
 
 @pytest.mark.parametrize(("sizes", "fraction", "expected"), [([2], 0.1, 1), ([2, 1], 0.1, 1), ([3, 3], 0.9, 4)])
@@ -69,7 +72,9 @@ def test_properties(classes: list[int], fraction: float, seed: int) -> None:
     targets = np.array(classes)
     train, val = stratified_split(targets, fraction, seed)
     assert np.array_equal(np.sort(np.concatenate([train, val])), np.arange(len(targets)))
-    assert (np.diff(train) > 0).all() and (np.diff(val) > 0).all() and len(val)
+    assert (np.diff(train) > 0).all()
+    assert (np.diff(val) > 0).all()
+    assert len(val)
     assert set(targets[train]) == set(targets)  # no class is lost to training
     room = len(targets) - len(set(classes))
     multi_label = sum(classes.count(c) > 1 for c in set(classes))
@@ -86,7 +91,8 @@ def test_several_labels_keep_their_frequencies() -> None:
     train, val = stratified_split(targets, 0.2, 1)
     assert np.array_equal(np.sort(np.concatenate([train, val])), np.arange(3000))
     share = targets[val].sum(axis=0) / targets.sum(axis=0)
-    assert abs(share - 0.2).max() < 0.06 and abs(len(val) / 3000 - 0.2) < 0.03
+    assert abs(share - 0.2).max() < 0.06
+    assert abs(len(val) / 3000 - 0.2) < 0.03
     assert not np.array_equal(val, stratified_split(targets, 0.2, 2)[1])
 
 
@@ -94,7 +100,8 @@ def test_no_label_loses_its_last_sample_to_validation() -> None:
     targets = np.array([[1, 1, 0], [1, 0, 1], [1, 0, 1]], dtype=np.float32)
     for seed in range(20):
         train, val = stratified_split(targets, 0.5, seed)
-        assert targets[train].any(axis=0).all() and len(val) == 1
+        assert targets[train].any(axis=0).all()
+        assert len(val) == 1
 
 
 @pytest.fixture
@@ -109,14 +116,19 @@ def test_a_split_is_made_again_from_json(pictures: Path) -> None:
     config = DataConfig(source=str(pictures), val_fraction=0.3)
     first = open_data(config, 5)
     split = json.loads(json.dumps(first.split))
-    assert split["kind"] == "stratified" and split["seed"] == 5 and split["fraction"] == 0.3 and len(split["val"]) == 6
+    assert split["kind"] == "stratified"
+    assert split["seed"] == 5
+    assert split["fraction"] == 0.3
+    assert len(split["val"]) == 6
     moved = pictures.rename(pictures.parent / "elsewhere")
     again = open_data(DataConfig(source=str(moved)), 99, split)  # neither seed nor fraction counts any more
     for one, other in ((first.train, again.train), (first.val, again.val)):
-        assert one is not None and other is not None
+        assert one is not None
+        assert other is not None
         assert [one.key(i) for i in range(len(one))] == [other.key(i) for i in range(len(other))]
         assert np.array_equal(one.targets, other.targets)
-    assert again.split == split and set(split["val"]) == {first.val.key(i) for i in range(6)}  # type: ignore[union-attr]
+    assert again.split == split
+    assert set(split["val"]) == {first.val.key(i) for i in range(6)}
 
 
 def test_changed_data_are_refused(pictures: Path) -> None:
@@ -142,7 +154,8 @@ def test_given_parts_are_watched_too(pictures: Path) -> None:
         Image.new("L", (4, 4)).save(pictures / f"val/{name}/1.png")
     config = DataConfig(source=str(pictures))
     first = open_data(config, 0)
-    assert first.split["kind"] == "given" and set(first.split["fingerprint"]) == {"train", "val"}
+    assert first.split["kind"] == "given"
+    assert set(first.split["fingerprint"]) == {"train", "val"}
     assert open_data(config, 1, first.split).split == first.split
     (pictures / "val/b/1.png").unlink()
     with pytest.raises(DataError, match="the part 'val' has other samples"):
@@ -165,12 +178,15 @@ def test_arrays_are_split_as_well() -> None:
         np.arange(40, dtype=np.uint8)[:, None, None] + np.zeros((1, 2, 2), np.uint8), np.arange(40) % 4
     )
     parts = with_validation(DatasetSplits(source), 0.25, 3)
-    assert parts.val is not None and len(parts.val) == 10
+    assert parts.val is not None
+    assert len(parts.val) == 10
     for index in range(len(parts.val)):
         value = parts.val.read(index, mode="L").getpixel((0, 0))
-        assert parts.val.key(index) == f"array {value}" and parts.val.targets[index] == value % 4
+        assert parts.val.key(index) == f"array {value}"
+        assert parts.val.targets[index] == value % 4
     again = with_validation(DatasetSplits(source), 0.25, 4, json.loads(json.dumps(parts.split)))
-    assert again.val is not None and np.array_equal(again.val.rows, parts.val.rows)
+    assert again.val is not None
+    assert np.array_equal(again.val.rows, parts.val.rows)
 
 
 def test_file_names_that_are_no_text(pictures: Path) -> None:
@@ -183,7 +199,8 @@ def test_file_names_that_are_no_text(pictures: Path) -> None:
     seed = next(seed for seed in range(50) if "a/\udcff.png" in open_data(config, seed).split["val"])
     split = json.loads(json.dumps(open_data(config, seed).split))
     again = open_data(config, seed, split)
-    assert again.val is not None and [again.val.key(i) for i in range(10)] == split["val"]
+    assert again.val is not None
+    assert [again.val.key(i) for i in range(10)] == split["val"]
 
 
 def test_fingerprints() -> None:
@@ -197,5 +214,6 @@ def test_fingerprints() -> None:
         base.subset(np.array([2, 1, 0, 3])),
     ]
     prints = [fingerprint(each) for each in (base, *others)]
-    assert len(set(prints)) == len(others) and fingerprint(from_arrays(images, targets)) == prints[0]
+    assert len(set(prints)) == len(others)
+    assert fingerprint(from_arrays(images, targets)) == prints[0]
     assert prints[2] == prints[4]  # the same three samples, got in two ways

@@ -106,7 +106,8 @@ def test_corrupt_files(root: Path) -> None:
     (root / "train/dog/2.jpg").write_text("not a picture")
     (root / "train/owl/3.jpg").write_bytes(b"")
     finding = only(diagnosis(root))
-    assert finding.severity == "warning" and finding.what == "3 of the 36 pictures in train cannot be read."
+    assert finding.severity == "warning"
+    assert finding.what == "3 of the 36 pictures in train cannot be read."
     names = ("cat/1.jpg", "dog/2.jpg", "owl/3.jpg")
     assert all(name in reason for name, reason in zip(names, finding.where, strict=True))
 
@@ -115,28 +116,32 @@ def test_a_part_without_a_readable_picture(root: Path) -> None:
     for file in (root / "test").rglob("*.jpg"):
         file.write_text("no")
     finding = only(diagnosis(root))
-    assert finding.severity == "error" and finding.what == "None of the 12 pictures in test can be read."
+    assert finding.severity == "error"
+    assert finding.what == "None of the 12 pictures in test can be read."
     assert len(finding.where) == 12
 
 
 def test_nothing_at_all_can_be_read(tmp_path: Path) -> None:
     source = FileSource(["a.jpg", "b.jpg"], ["x", "y"], np.array([0, 1]), tmp_path)
     findings = examine(DatasetSplits(source), image_size=(32, 32))
-    assert findings[0].severity == "error" and "None of the 2 pictures" in findings[0].what
+    assert findings[0].severity == "error"
+    assert "None of the 2 pictures" in findings[0].what
 
 
 def test_tiny_classes(root: Path) -> None:
     for number in range(4):
         (root / f"train/owl/{number}.jpg").unlink()
     finding = only(diagnosis(root))
-    assert finding.severity == "warning" and finding.where == ("owl: 8",)
+    assert finding.severity == "warning"
+    assert finding.where == ("owl: 8",)
     assert finding.what == "1 class has fewer than 10 pictures to learn from."
 
 
 def test_a_class_that_is_not_measured(root: Path) -> None:
     shutil.rmtree(root / "val/dog")
     finding = only(diagnosis(root))
-    assert "no picture in val" in finding.what and finding.where == ("dog",)
+    assert "no picture in val" in finding.what
+    assert finding.where == ("dog",)
 
 
 def test_a_class_that_cannot_be_learnt(root: Path) -> None:
@@ -144,7 +149,9 @@ def test_a_class_that_cannot_be_learnt(root: Path) -> None:
     keep = np.flatnonzero(parts.train.targets != 1)
     lacking = DatasetSplits(parts.train.subset(keep), parts.val, parts.test)
     finding = only(examine(lacking, image_size=(64, 64)))
-    assert finding.severity == "error" and finding.where == ("dog",) and "no picture to learn from" in finding.what
+    assert finding.severity == "error"
+    assert finding.where == ("dog",)
+    assert "no picture to learn from" in finding.what
 
 
 @pytest.mark.parametrize(("counts", "severity"), [((40, 14), None), ((45, 15), "note"), ((150, 15), "warning")])
@@ -155,10 +162,8 @@ def test_imbalance(counts: tuple[int, int], severity: str | None) -> None:
     found = [finding for finding in findings if "times as many" in finding.what]
     assert [finding.severity for finding in found] == ([severity] if severity else [])
     if found:
-        assert (
-            found[0].where == (f"many: {counts[0]}", f"few: {counts[1]}")
-            and "data.balanced_sampling" in found[0].advice
-        )
+        assert found[0].where == (f"many: {counts[0]}", f"few: {counts[1]}")
+        assert "data.balanced_sampling" in found[0].advice
 
 
 def test_several_labels(root: Path) -> None:
@@ -204,9 +209,11 @@ def resized(source: Path, target: Path) -> None:
 def test_the_same_picture_in_two_parts(root: Path, copy: Callable[[Path, Path], None], how: str, severity: str) -> None:
     copy(root / "train/cat/3.jpg", root / "test/cat/again.jpg")
     finding = only(diagnosis(root))
-    assert finding.severity == severity and finding.what == f"1 picture is {how} in test and in train."
+    assert finding.severity == severity
+    assert finding.what == f"1 picture is {how} in test and in train."
     (pair,) = finding.where
-    assert "train/cat/3.jpg = " in pair and "test/cat/again" in pair
+    assert "train/cat/3.jpg = " in pair
+    assert "test/cat/again" in pair
 
 
 def test_the_same_picture_under_two_labels(root: Path) -> None:
@@ -214,7 +221,8 @@ def test_the_same_picture_under_two_labels(root: Path) -> None:
     saved_again(root / "train/owl/5.jpg", root / "train/cat/again.jpg")
     same, near = grave(diagnosis(root))
     assert same.what == "2 pictures are the same, but labelled differently."
-    assert "train/cat/3.jpg (cat) = " in same.where[0] and "train/dog/again.jpg (dog)" in same.where[0]
+    assert "train/cat/3.jpg (cat) = " in same.where[0]
+    assert "train/dog/again.jpg (dog)" in same.where[0]
     assert near.what == "2 pictures are nearly the same, but labelled differently."
     assert same.severity == near.severity == "warning"
 
@@ -222,7 +230,8 @@ def test_the_same_picture_under_two_labels(root: Path) -> None:
 def test_the_same_picture_twice_in_a_class(root: Path) -> None:
     copied(root / "train/cat/3.jpg", root / "train/cat/again.jpg")
     findings = diagnosis(root)
-    assert grave(findings) == [] and noted(findings, "2 pictures are the same, in one part and with one label.")
+    assert grave(findings) == []
+    assert noted(findings, "2 pictures are the same, in one part and with one label.")
 
 
 def test_drawings_that_look_alike_are_not_the_same() -> None:
@@ -248,7 +257,8 @@ def test_blank_pictures(root: Path) -> None:
         Image.new("RGB", (96, 80), colour).save(root / f"train/cat/blank{number}.png")
     findings = diagnosis(root)
     assert len(noted(findings, "3 pictures are of one even colour").where) == 3
-    assert noted(findings, "2 pictures are the same") and not [f for f in findings if "nearly" in f.what]
+    assert noted(findings, "2 pictures are the same")
+    assert not [f for f in findings if "nearly" in f.what]
 
 
 @pytest.mark.parametrize(
@@ -269,11 +279,13 @@ def test_patches(root: Path, size: int, patch: int, severity: str | None, words:
 
 def test_enlarged_pictures(root: Path) -> None:
     finding = only(diagnosis(root, size=192))
-    assert finding.severity == "warning" and "60 pictures are enlarged more than 2 times to 192 x 192" in finding.what
+    assert finding.severity == "warning"
+    assert "60 pictures are enlarged more than 2 times to 192 x 192" in finding.what
     for file in (root / "train/cat").iterdir():
         photo(int(file.stem), (30, 40)).save(file)
     findings = diagnosis(root)
-    assert grave(findings) == [] and len(noted(findings, "12 pictures are enlarged").where) == 12
+    assert grave(findings) == []
+    assert len(noted(findings, "12 pictures are enlarged").where) == 12
     smallest = noted(findings, "The pictures are 80 x 96").where[0]
     assert smallest.startswith("40 x 30: ")
 
@@ -406,7 +418,8 @@ def test_machine_facts_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     (tmp_path / "memory.max").write_text(f"{2**30}\n")
     monkeypatch.setattr(runtime, "_CGROUP", tmp_path)
-    assert machine_facts()["cores"] == 1 and machine_facts()["memory_gib"] == 1.0
+    assert machine_facts()["cores"] == 1
+    assert machine_facts()["memory_gib"] == 1.0
     assert "only 1.0 GiB of memory" in " ".join(f.what for f in machine_findings() if f.severity == "warning")
 
 
@@ -428,8 +441,12 @@ def test_findings_are_shown_as_they_are() -> None:
     file = io.StringIO()
     Console(file=file, width=100, force_terminal=False).print(findings_table(findings))
     shown = file.getvalue()
-    assert "bad [bold]" in shown and "do [this]" in shown and "and 2 more" in shown
-    assert "[red]4\\x1b[31m\\n\\u202e.jpg" in shown and "[red]5" not in shown and "\x1b" not in shown
+    assert "bad [bold]" in shown
+    assert "do [this]" in shown
+    assert "and 2 more" in shown
+    assert "[red]4\\x1b[31m\\n\\u202e.jpg" in shown
+    assert "[red]5" not in shown
+    assert "\x1b" not in shown
     assert shown.index("error") < shown.index("note")
     assert json.loads(json.dumps(findings[1].to_json()))["where"] == list(names)
 

@@ -75,7 +75,8 @@ def test_several_labels_are_several_decisions() -> None:
     logits = torch.tensor([[3.0, -2.0], [0.5, 4.0]])
     assert measure_parity(logits, logits + 5).divergence < 1e-9
     found = measure_parity(logits, logits + 5, multi_label=True)
-    assert found.divergence > 1 and found.same == 0.5
+    assert found.divergence > 1
+    assert found.same == 0.5
 
 
 @pytest.mark.parametrize("name", ["class", "average", "distilled"])
@@ -102,13 +103,15 @@ def test_merged_tokens_go_to_onnx(name: str) -> None:
 )
 def test_a_trial_that_dies_is_an_answer(child: str, why: str) -> None:
     verdict = trial.try_engine("onnx", child)
-    assert not verdict.works and why in verdict.why
+    assert not verdict.works
+    assert why in verdict.why
 
 
 def test_a_trial_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PATIENCE", 2.0)
     verdict = trial.try_engine("onnx", "import time; time.sleep(3600)")
-    assert not verdict.works and "no answer within 2 seconds" in verdict.why
+    assert not verdict.works
+    assert "no answer within 2 seconds" in verdict.why
 
 
 def test_verdicts_that_last_are_remembered(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +155,9 @@ def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(choose, "try_engines", lambda: working("torch", "onnx"))
     monkeypatch.setattr(choose, "measured", lambda *_: ["onnx", "torch"])
     first = choose.select_engine("auto", checkpoint)
-    assert first.prepared.name == "onnx" and first.parity is not None and first.parity.same == 1
+    assert first.prepared.name == "onnx"
+    assert first.parity is not None
+    assert first.parity.same == 1
     with monkeypatch.context() as patched:
         patched.setattr(choose, "measure_parity", lambda *_: pytest.fail("compared again"))
         assert choose.select_engine("auto", checkpoint).parity == first.parity
@@ -217,7 +222,8 @@ def test_an_engine_s_file_is_made_once(name: str, own_cache: Path, monkeypatch: 
     assert checkpoint.preprocess is not None
     pictures = sample_pictures(checkpoint.preprocess, 6)
     said = [open_engine(name, checkpoint)(pictures) for _ in range(2)]
-    assert len(made) == 1 and torch.equal(*said)
+    assert len(made) == 1
+    assert torch.equal(*said)
     (file,) = (own_cache / "engines/files").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
     assert torch.equal(open_engine(name, checkpoint)(pictures), said[0]) and len(made) == 2, "damaged: made anew"
@@ -274,7 +280,8 @@ def test_threads_that_keep_to_one_core_share_a_session() -> None:
         each.join()
     for said in found.values():
         torch.testing.assert_close(said, wanted, atol=1e-3, rtol=1e-3)
-    assert len(found) == 4 and set(classifier.engine.sessions) == {1, before}  # type: ignore[attr-defined]
+    assert len(found) == 4
+    assert set(classifier.engine.sessions) == {1, before}
     torch.set_num_threads(before)  # the setting of a thread leaks into threads that start later
 
 
@@ -312,7 +319,8 @@ def test_layers_with_outlying_rows_are_found_and_scaled() -> None:
     model.blocks[1].mlp.fc2.register_forward_pre_hook(swell)  # type: ignore[union-attr]
     errors = rounding_errors(model, images)
     worst = max(errors, key=lambda name: errors[name])
-    assert worst == "blocks.1.mlp.fc2" and errors[worst] > 10 * sorted(errors.values())[-2]
+    assert worst == "blocks.1.mlp.fc2"
+    assert errors[worst] > 10 * sorted(errors.values())[-2]
     with torch.no_grad():
         before = checkpoint.model()(images)
         fresh = checkpoint.model()
@@ -344,7 +352,9 @@ def test_bench_measures_every_engine() -> None:
     rows = bench(checkpoint, ["torch", "onnx"], sample_pictures(checkpoint.preprocess, 8), 0.05, (1, 4))
     assert [row.name for row in rows] == ["torch", "onnx"]
     for row in rows:
-        assert [t.batch for t in row.timings] == [1, 4] and row.parity is not None and row.parity.same == 1.0
+        assert [t.batch for t in row.timings] == [1, 4]
+        assert row.parity is not None
+        assert row.parity.same == 1.0
         assert all(0 < t.median <= t.p95 <= t.p99 and t.rounds >= 5 for t in row.timings)
 
 
@@ -354,7 +364,11 @@ def test_the_commands(tmp_path: Path) -> None:
     done = run("bench", tmp_path / "model", *asked, "--json", "--out", tmp_path / "page")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
-    assert row["name"] == "torch" and row["parity"]["same"] == 1.0 and row["timings"][0]["per_second"] > 1
-    assert (tmp_path / "page/report.html").exists() and (tmp_path / "page/engines.png").exists()
+    assert row["name"] == "torch"
+    assert row["parity"]["same"] == 1.0
+    assert row["timings"][0]["per_second"] > 1
+    assert (tmp_path / "page/report.html").exists()
+    assert (tmp_path / "page/engines.png").exists()
     done = run("bench", tmp_path / "model", "--engines", "warp")
-    assert done.returncode == 2 and "There is no engine 'warp'" in done.stderr
+    assert done.returncode == 2
+    assert "There is no engine 'warp'" in done.stderr

@@ -14,6 +14,7 @@ from patchword.checkpoints import read_checkpoint, write_checkpoint
 from patchword.evaluation.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
 from patchword.evaluation.evaluate import labeled_images
 from patchword.evaluation.robustness import robustness
+import itertools
 
 PHOTO = np.asarray(Image.fromarray(load_sample_image("china.jpg")).resize((96, 64)))
 SMALL = np.asarray(Image.fromarray(load_sample_image("flower.jpg")).resize((32, 32)))
@@ -28,12 +29,13 @@ def damage(pixels: np.ndarray, name: str, severity: int) -> float:
 @pytest.mark.parametrize("pixels", [PHOTO, SMALL], ids=["photo", "small"])
 def test_each_is_worse_by_severity_and_the_same_again(name: str, pixels: np.ndarray) -> None:
     worse = corrupted(pixels, name, 3, seed=7)
-    assert worse.shape == pixels.shape and worse.dtype == np.uint8
+    assert worse.shape == pixels.shape
+    assert worse.dtype == np.uint8
     assert np.array_equal(worse, corrupted(pixels, name, 3, seed=7))
     damages = [damage(pixels, name, severity) for severity in SEVERITIES]
     assert damages[0] > 0.5, "the mildest can be measured"
     if name != "saturation":  # fades at first, then glares
-        assert all(a < b for a, b in zip(damages, damages[1:], strict=False)), damages
+        assert all(a < b for a, b in itertools.pairwise(damages)), damages
     assert worse.std() > 1, "something is left to see"
 
 
@@ -69,7 +71,8 @@ def test_robustness_counts_what_can_be_read(photos: Path) -> None:
     classifier = Classifier.load("patchword:cifar10")
     pictures = labeled_images(photos)
     found = robustness(classifier, pictures)
-    assert found.n == 8 and set(found.accuracy) == set(CORRUPTIONS)
+    assert found.n == 8
+    assert set(found.accuracy) == set(CORRUPTIONS)
     said = [classifier(each.picture).label == each.label for each in pictures if "broken" not in each.name]  # type: ignore[arg-type]
     assert found.clean == np.mean(said)
     pixels = [classifier.pixels(each.picture).numpy() for each in pictures if "broken" not in each.name]  # type: ignore[arg-type]
@@ -86,18 +89,22 @@ def test_robustness_counts_what_can_be_read(photos: Path) -> None:
 def test_the_command_writes_a_page(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "page"
     result = run("evaluate", "patchword:cifar10", photos, "--out", out, "--corruptions", "--json")
-    assert result.returncode == 3 and "broken.png" in result.stderr
+    assert result.returncode == 3
+    assert "broken.png" in result.stderr
     found = json.loads(result.stdout)
-    assert found["corruptions"]["n"] == 8 and len(found["corruptions"]["accuracy"]) == len(CORRUPTIONS)
+    assert found["corruptions"]["n"] == 8
+    assert len(found["corruptions"]["accuracy"]) == len(CORRUPTIONS)
     page = (out / "report.html").read_text()
     for words in ("Calibration", "Robustness to corruptions", "Confusion matrix", "gaussian noise"):
         assert words in page
     assert {p.name for p in out.iterdir()} == {"report.html"} | {
         f"{n}.{e}" for n in ("reliability", "corruptions") for e in ("png", "svg", "npz")
     }
-    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
     again = run("evaluate", "patchword:cifar10", photos, "--out", out)
-    assert again.returncode == 2 and "exists already" in again.stderr
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
 
 
 def test_several_labels_from_a_table(photos: Path, tmp_path: Path) -> None:
@@ -110,13 +117,12 @@ def test_several_labels_from_a_table(photos: Path, tmp_path: Path) -> None:
     result = run("evaluate", tmp_path / "model", tmp_path / "table.csv", "--json", "--out", tmp_path / "page")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    assert (
-        0 < found["map"] <= 1
-        and found["n"] == 8
-        and {each["label"] for each in found["per_class"]} == {"airplane", "ship", "frog"}
-    )
+    assert 0 < found["map"] <= 1
+    assert found["n"] == 8
+    assert {each["label"] for each in found["per_class"]} == {"airplane", "ship", "frog"}
     assert "Mean average precision" in (tmp_path / "page/report.html").read_text()
     assert "mAP" in run("evaluate", tmp_path / "model", tmp_path / "table.csv").stdout
     for options in (("--against", "patchword:cifar10"), ("--corruptions",)):
         refused = run("evaluate", tmp_path / "model", tmp_path / "table.csv", *options)
-        assert refused.returncode == 2 and "Traceback" not in refused.stderr
+        assert refused.returncode == 2
+        assert "Traceback" not in refused.stderr

@@ -72,7 +72,8 @@ def test_logistic_regression_is_scikit_learn_s() -> None:
     mine = found.scores(held).softmax(dim=1).numpy()
     np.testing.assert_allclose(mine, other.predict_proba(asked), atol=5e-3)
     again = refitted(x, y, 5, found.penalty)
-    assert again.penalty == found.penalty and torch.equal(again.weight, found.weight)
+    assert again.penalty == found.penalty
+    assert torch.equal(again.weight, found.weight)
     losses = [float(torch.nn.functional.cross_entropy(refitted(x, y, 5, p).scores(held), held_y)) for p in PENALTIES]
     assert PENALTIES[int(np.argmin(losses))] == found.penalty, "chosen on the pictures held out"
 
@@ -110,11 +111,13 @@ def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytes
     fit = logistic.fitted
     monkeypatch.setattr(logistic, "fitted", lambda *given: (penalties.append(given[-1]), fit(*given))[1])
     found = logistic_probe(x, y, held, held_y, 5)
-    assert penalties == list(PENALTIES[: PENALTIES.index(found.penalty) + 2]) and len(penalties) < len(PENALTIES)
+    assert penalties == list(PENALTIES[: PENALTIES.index(found.penalty) + 2])
+    assert len(penalties) < len(PENALTIES)
     for old in (None, LogisticModel(torch.eye(16, 8).double(), torch.zeros(8).double())):
         penalties.clear()
         hasty = logistic_probe(x, y, held, held_y, 5, old, seconds=0.0)
-        assert penalties == [PENALTIES[0]] and hasty.recalls == (old is not None)
+        assert penalties == [PENALTIES[0]]
+        assert hasty.recalls == (old is not None)
 
 
 def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None:
@@ -127,13 +130,15 @@ def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None
         share = taken[y == k].mean(0)
         torch.testing.assert_close(found.weight[:, k], old.weight @ share)
         torch.testing.assert_close(found.bias[k], old.bias @ share)
-    assert not found.weight[:, 4].any() and found.bias[4] == 0
+    assert not found.weight[:, 4].any()
+    assert found.bias[4] == 0
 
 
 def test_shots_are_of_every_class_and_depend_on_the_seed() -> None:
     targets = np.array([0] * 9 + [1] * 5 + [2] * 7)
     chosen = draw_shots(targets, 4, seed=1)
-    assert np.bincount(targets[chosen]).tolist() == [4, 4, 4] and len(set(chosen)) == 12
+    assert np.bincount(targets[chosen]).tolist() == [4, 4, 4]
+    assert len(set(chosen)) == 12
     assert not np.array_equal(chosen, draw_shots(targets, 4, seed=2))
     with pytest.raises(DataError, match="Class 1 has only 5"):
         draw_shots(targets, 6, seed=0)
@@ -212,8 +217,12 @@ def test_a_resnet_has_no_layers(photos: Path) -> None:
 def test_colours_are_told_apart_without_training(photos: Path) -> None:
     found = probe(checkpoint_of(VITS["average"]), str(photos), shots=(1, 5, 50), seeds=3)
     assert set(found.few_shot) == {1, 5} and found.left_out == (50,), "no class has fifty pictures"
-    assert found.train == 24 and found.test == 12 and found.classes == 2
-    assert np.mean(found.few_shot[5]) >= 0.9 and found.logistic == 1.0 and found.neighbours[1] == 1.0
+    assert found.train == 24
+    assert found.test == 12
+    assert found.classes == 2
+    assert np.mean(found.few_shot[5]) >= 0.9
+    assert found.logistic == 1.0
+    assert found.neighbours[1] == 1.0
 
 
 def test_the_command_on_real_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +231,8 @@ def test_the_command_on_real_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     one, ten = (np.mean(found["few_shot"][n]) for n in ("1", "10"))
-    assert 0.3 < one < ten < found["logistic"] and found["logistic"] > 0.9
+    assert 0.3 < one < ten < found["logistic"]
+    assert found["logistic"] > 0.9
     assert result.stderr == ""
 
 

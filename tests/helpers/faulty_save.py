@@ -25,7 +25,7 @@ from patchword.data.preprocess import Preprocess
 from patchword.errors import CheckpointError
 from patchword.training.checkpointing import Snapshot, Store
 
-CALLS = {n: getattr(os, n) for n in "open write fsync mkdir rename scandir unlink rmdir".split()}
+CALLS = {n: getattr(os, n) for n in ["open", "write", "fsync", "mkdir", "rename", "scandir", "unlink", "rmdir"]}
 CREATING = ("write", "fsync", "mkdir")  # what a full disk refuses
 NEW = 30  # the step that is saved
 CONFIG = ViTConfig(

@@ -47,5 +47,5 @@ def lively(config: ViTConfig | ResNetConfig, seed: int = 0) -> Model:
 def checkpoint_of(config: ViTConfig | ResNetConfig) -> Checkpoint:
     mean = (0.5,) * config.in_channels
     prepared = Preprocess(size=config.image_size, mean=mean, std=mean)
-    labels = tuple(f"class {i}, also <{i}>" for i in range(config.num_classes - 1)) + (r"$\\broken{ 猫猫",)
+    labels = (*tuple(f"class {i}, also <{i}>" for i in range(config.num_classes - 1)), r"$\\broken{ 猫猫")
     return Checkpoint(config, dict(lively(config).state_dict()), prepared, labels)

@@ -97,7 +97,8 @@ class Nursery:
         self.process.communicate(timeout=PATIENCE)  # the end of its input is its end
 
     def ask(self, **request: Any) -> int:
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
@@ -125,11 +126,11 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import sklearn.datasets  # noqa: F401
-    import torch._dynamo  # noqa: F401  an optimiser imports it, which takes seconds
+    import sklearn.datasets
+    import torch._dynamo
 
     import patchword.cli.commands.train_command
-    import patchword.training.console  # noqa: F401
+    import patchword.training.console
 
     for line in sys.stdin:
         request = json.loads(line)

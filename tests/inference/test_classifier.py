@@ -47,7 +47,8 @@ def test_a_picture_in_any_form(folder: Path) -> None:
 
 def test_temperature_softens_the_probability_and_not_the_answer(folder: Path) -> None:
     hot = Classifier(colour_checkpoint(temperature=3.0))(folder / "red/0.png")
-    assert hot.label == "red" and hot.probability == pytest.approx(math.e / (math.e + 2 / math.e), abs=1e-5)
+    assert hot.label == "red"
+    assert hot.probability == pytest.approx(math.e / (math.e + 2 / math.e), abs=1e-5)
 
 
 def test_what_cannot_be_read_is_an_image_error(folder: Path) -> None:
@@ -63,7 +64,8 @@ def test_stream_keeps_the_order_and_reports_what_it_cannot_read(folder: Path) ->
         assert len(results) == len(files)
         for file, result in zip(files, results, strict=True):
             if file.name == "broken.jpg":
-                assert isinstance(result, ImageError) and "broken.jpg" in str(result)
+                assert isinstance(result, ImageError)
+                assert "broken.jpg" in str(result)
             else:
                 assert isinstance(result, torch.Tensor)
                 with torch.no_grad():
@@ -94,7 +96,8 @@ def test_an_error_of_ours_is_not_swallowed() -> None:
 def test_evaluate(folder: Path) -> None:
     result = evaluate(Classifier(colour_checkpoint()), folder)
     assert (result.figures["n"], len(result.skipped)) == (13, 1)
-    assert result.figures["top1"] == pytest.approx(12 / 13) and result.figures["top5"] == 1
+    assert result.figures["top1"] == pytest.approx(12 / 13)
+    assert result.figures["top5"] == 1
     right = math.exp(3) / (math.exp(3) + 2 * math.exp(-3))
     wrong = -math.log(math.exp(-3) / (math.exp(3) + 2 * math.exp(-3)))
     assert result.figures["nll"] == pytest.approx((12 * -math.log(right) + wrong) / 13, abs=1e-5)
@@ -171,7 +174,8 @@ def test_wrong_statistics_cost_a_third_of_the_accuracy(ti16: Path, imagenet: Pat
     for checkpoint in (right, right.stated(mean=IMAGENET_MEAN, std=IMAGENET_STD)):
         logits = torch.stack([r for r in Classifier(checkpoint).stream(files) if isinstance(r, torch.Tensor)])
         accuracy.append((logits.argmax(-1) == targets).float().mean().item())
-    assert accuracy[0] > 0.7 and accuracy[1] < 0.5
+    assert accuracy[0] > 0.7
+    assert accuracy[1] < 0.5
 
 
 def test_the_same_weights_in_every_format_give_the_same_answers(ti16: Path, imagenet: Path, tmp_path: Path) -> None:

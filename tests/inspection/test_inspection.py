@@ -118,7 +118,8 @@ def test_other_threads_are_not_captured() -> None:
         model(images)
     assert layers == [0, 1, 2]
     model(images)
-    assert layers == [0, 1, 2] and not any(m._forward_hooks for m in model.modules())
+    assert layers == [0, 1, 2]
+    assert not any(m._forward_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize("config", [VITS["registers"], VITS["relative"]], ids=["registers", "relative"])
@@ -129,7 +130,8 @@ def test_pieces_give_the_same_and_stay_small(config: ViTConfig, monkeypatch: pyt
     monkeypatch.setattr(capture, "MAP_BYTES", capture.COPIES * 4 * tokens**2 * 2)  # two maps
     sizes: list[int] = []
     capture.reduce_maps(model, images, lambda layer, rows, heads, maps: sizes.append(maps.shape[0] * maps.shape[1]))
-    assert max(sizes) == 2 and sum(sizes) == 5 * config.num_heads * config.depth
+    assert max(sizes) == 2
+    assert sum(sizes) == 5 * config.num_heads * config.depth
     parts = distance.measure_attention_distance(model, [images[:2], images[2:]])
     np.testing.assert_allclose(parts.distance, whole.distance, rtol=1e-5)
     np.testing.assert_allclose(parts.entropy, whole.entropy, rtol=1e-5)
@@ -263,7 +265,9 @@ def test_every_model_is_explained(config: ViTConfig, method: Any) -> None:
     model, images = vit(config), some_images(config, 3)
     classes = torch.tensor([0, 1, 2])
     maps = inspection.explain(model, images, classes, method)
-    assert maps.shape == (3, *config.grid) and (maps >= 0).all() and np.isfinite(maps).all()
+    assert maps.shape == (3, *config.grid)
+    assert (maps >= 0).all()
+    assert np.isfinite(maps).all()
     assert maps.max() > 0 or method in ("tokens", "gradcam")  # of which nothing is left where all speaks against
     alone = inspection.explain(model, images[1:2], classes[1:2], method)
     np.testing.assert_allclose(alone[0], maps[1], atol=1e-5)
@@ -379,23 +383,29 @@ def test_deletion_and_insertion_tell_a_true_map_from_a_false_one() -> None:
     np.testing.assert_allclose(right.deletion[0, 1:], blank, rtol=1e-5)  # gone at the first step
     np.testing.assert_allclose(wrong.deletion[0, :-1], shown, rtol=1e-5)  # there until the last
     deletion, insertion = right.areas
-    assert deletion < wrong.areas[0] and insertion > wrong.areas[1]
-    assert trust.area(np.array([[1.0, 1.0, 1.0]])) == 1 and trust.area(np.array([[1.0, 0.0, 0.0]])) == 0.25
+    assert deletion < wrong.areas[0]
+    assert insertion > wrong.areas[1]
+    assert trust.area(np.array([[1.0, 1.0, 1.0]])) == 1
+    assert trust.area(np.array([[1.0, 0.0, 0.0]])) == 0.25
 
 
 def test_equal_cells_are_hidden_in_no_order() -> None:
     """A map of zeros must not do better or worse for where on the picture it begins."""
     touched = trust.hiding(np.zeros((4, 9)), (4, 9))[5, 0].numpy()
-    assert touched.sum() == 18 and 0 < touched[:2].sum() < 18
+    assert touched.sum() == 18
+    assert 0 < touched[:2].sum() < 18
 
 
 def test_cells_are_hidden_in_the_order_of_the_map() -> None:
     heat = np.arange(36.0).reshape(4, 9)
     hidden = trust.hiding(heat, (32, 36))
-    assert hidden.shape == (trust.STEPS + 1, 1, 32, 36) and not hidden[0].any() and hidden[-1].all()
+    assert hidden.shape == (trust.STEPS + 1, 1, 32, 36)
+    assert not hidden[0].any()
+    assert hidden[-1].all()
     assert (hidden[1:] >= hidden[:-1]).all()
     first = hidden[1, 0].nonzero()
-    assert first[:, 0].min() == 24 and first[:, 1].min() == 4 * 5  # 4 of 36 cells: columns 5 to 8 of the last row
+    assert first[:, 0].min() == 24
+    assert first[:, 1].min() == 4 * 5
     assert hidden[1].sum() == 4 * 8 * 4
 
 
@@ -406,7 +416,8 @@ def test_randomisation_knows_what_depends_on_what() -> None:
     found = inspection.parameter_randomization(
         model, images, torch.tensor([0, 1]), ("attention", "rollout", "relevance")
     )
-    assert found["attention"][0] == pytest.approx(1) and found["rollout"][0] == pytest.approx(1)
+    assert found["attention"][0] == pytest.approx(1)
+    assert found["rollout"][0] == pytest.approx(1)
     assert found["relevance"][0] < 0.999
     assert all(-1 <= value < 0.9 for value in (found["attention"][2], found["relevance"][2]))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "the model stays whole"
@@ -422,8 +433,10 @@ def test_components_of_filters_of_known_rank() -> None:
     patterns = torch.linalg.qr(torch.randn(48, 3, generator=generator)).Q.T
     model.patch_embed.proj.weight.data = torch.randn(48, 3, generator=generator) @ patterns
     filters = inspection.embedding_filters(model)
-    assert filters.raw.shape == (48, 3, 4, 4) and filters.components.shape == (28, 3, 4, 4)
-    assert filters.explained[:3].sum() == pytest.approx(1) and filters.explained[3:].max() < 1e-9
+    assert filters.raw.shape == (48, 3, 4, 4)
+    assert filters.components.shape == (28, 3, 4, 4)
+    assert filters.explained[:3].sum() == pytest.approx(1)
+    assert filters.explained[3:].max() < 1e-9
     span = filters.components[:3].reshape(3, -1) @ patterns.numpy().T  # the same three directions
     np.testing.assert_allclose(np.linalg.svd(span)[1], 1, rtol=1e-5)
 
@@ -432,7 +445,8 @@ def test_filters_of_stems_and_resnets_are_their_roots() -> None:
     shapes = {"convolutions": (8, 3, 3, 3), "hybrid": (32, 3, 7, 7), "ResNet": (16, 3, 3, 3), "BiT": (64, 3, 7, 7)}
     for name, shape in shapes.items():
         filters = inspection.embedding_filters(lively({**VITS, **RESNETS}[name]))
-        assert filters.raw.shape == shape and filters.place == "first convolution"
+        assert filters.raw.shape == shape
+        assert filters.place == "first convolution"
     raw = inspection.embedding_filters(lively(VITS["hybrid"])).raw  # as they are used: standardised
     np.testing.assert_allclose(raw.mean(axis=(1, 2, 3)), 0, atol=1e-5)
 
@@ -462,9 +476,14 @@ def test_tokens() -> None:
     expected = found["blocks.1"][0, 4 + 2 * 9 + 3].norm().item()
     assert norms[2, 2, 3] == pytest.approx(expected, rel=1e-5)
     alike = inspection.patch_similarity(model, images[0], (2, 3))
-    assert alike.shape == (4, 9) and place_of(alike) == (2, 3) and alike.max() == pytest.approx(1, abs=1e-5)
+    assert alike.shape == (4, 9)
+    assert place_of(alike) == (2, 3)
+    assert alike.max() == pytest.approx(1, abs=1e-5)
     colours = inspection.patch_colors(model, images)
-    assert colours.shape == (2, 4, 9, 3) and colours.min() >= 0 and colours.max() <= 1 and np.ptp(colours) > 0.5
+    assert colours.shape == (2, 4, 9, 3)
+    assert colours.min() >= 0
+    assert colours.max() <= 1
+    assert np.ptp(colours) > 0.5
 
 
 # ---- geometry
@@ -474,12 +493,14 @@ def test_a_non_square_grid_is_drawn_where_it_is() -> None:
     heat = np.zeros((4, 9))
     heat[2, 7] = 1
     tile = mosaic(np.stack([heat, heat.T.reshape(4, 9)]), 1, gap=1)
-    assert tile.shape == (9, 9) and tile[2, 7] == 1 and np.isnan(tile[4]).all()
+    assert tile.shape == (9, 9)
+    assert tile[2, 7] == 1
+    assert np.isnan(tile[4]).all()
     figure = heads_figure(np.tile(heat, (3, 2, 1, 1)), ["1", "2", "3"])
     drawn = figure.axes[0].get_images()[0].get_array()
-    assert (
-        drawn.shape == (2 * 4 + 1, 3 * 9 + 2) and drawn[5 + 2, 20 + 7] == 1 and np.nansum(drawn) == 6
-    )  # layers across
+    assert drawn.shape == (2 * 4 + 1, 3 * 9 + 2)
+    assert drawn[5 + 2, 20 + 7] == 1
+    assert np.nansum(drawn) == 6
     assert heads_figure(np.tile(heat, (2, 3, 1, 1)), ["1", "2"]).axes[0].get_xlabel() == "head"
     similarity = np.random.default_rng(0).random((4, 9, 4, 9))
     panels = positions_figure({"positions": similarity}).axes[0].get_images()[0].get_array()
@@ -497,7 +518,8 @@ def test_a_map_lies_where_the_model_saw_it(size: tuple[int, int], resize: Any) -
     prepared = PREPARED.replace(resize=resize)
     width, height = size
     left, top, right, bottom = prepared.seen(height, width)
-    assert 0 <= left < right <= width and 0 <= top < bottom <= height
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
     picture = Image.new("RGB", size, "black")
     cell = (bottom - top) / 4, (right - left) / 9
     box = (left + 7 * cell[1], top + 2 * cell[0], left + 8 * cell[1], top + 3 * cell[0])
@@ -512,7 +534,8 @@ def test_a_map_lies_where_the_model_saw_it(size: tuple[int, int], resize: Any) -
     if min(size) > 50:  # else a pixel is more than a cell
         assert inside.sum() == pytest.approx((right - left) * (bottom - top), rel=0.02)
         row, column = place_of(np.nan_to_num(spread))
-        assert box[1] - 1 <= row <= box[3] + 1 and box[0] - 1 <= column <= box[2] + 1
+        assert box[1] - 1 <= row <= box[3] + 1
+        assert box[0] - 1 <= column <= box[2] + 1
 
 
 def test_overlay_keeps_the_size_and_darkens_what_was_not_seen() -> None:
@@ -555,7 +578,8 @@ def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path
     assert tuple(names) == NAMES
     absent = {each.name for each in found.exhibits if each.draw is None}
     for each in found.exhibits:
-        assert each.seen.endswith(".") and (each.draw is None or each.arrays)
+        assert each.seen.endswith(".")
+        assert each.draw is None or each.arrays
     if isinstance(config, ResNetConfig):
         tokens = {"attention_distance", "walk", "heads", "norms", "similarity", "colours"}
         assert absent == {"positions"} | tokens
@@ -572,17 +596,21 @@ def test_the_command(photos: Path, tmp_path: Path) -> None:
     (photos / "broken.png").write_bytes(b"\x89PNG")
     result = run("inspect", model, photos, "--out", out, "--label", "class 3", "--image-size", 48, 36)
     assert result.returncode == 3, result.stderr
-    assert "broken.png" in result.stderr and "Traceback" not in result.stderr
+    assert "broken.png" in result.stderr
+    assert "Traceback" not in result.stderr
     names = {path.stem for path in out.glob("*.png")}
     assert names == {path.stem for path in out.glob("*.svg")} == {path.stem for path in out.glob("*.npz")}
-    assert len(names) == 11 and not list(out.glob(".*"))
+    assert len(names) == 11
+    assert not list(out.glob(".*"))
     with np.load(out / "positions.npz") as arrays:  # before and after resampling
         assert sorted(a.shape for a in arrays.values()) == [(4, 9, 4, 9), (6, 9, 6, 9)]
     page = (out / "report.html").read_text()
-    assert "Spearman" in page and "&lt;3&gt;" not in page.split("<style>")[0]
+    assert "Spearman" in page
+    assert "&lt;3&gt;" not in page.split("<style>")[0]
     assert not re.search(r"""(src|href|srcset)=["'](?!data:)""", page)
     again = run("inspect", model, "--out", out)
-    assert again.returncode == 2 and "exists already" in again.stderr
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
     assert run("inspect", model, "--out", out, "--overwrite").returncode == 0
     assert {path.stem for path in out.glob("*.png")} == {"filters", "positions"}  # nothing stays of what was before
 
@@ -612,11 +640,15 @@ def test_predict_explains(photos: Path, tmp_path: Path) -> None:
     (photos / "0.png").rename(photos / "more/1.png")  # a second 1.png
     (photos / "broken.jpg").write_bytes(b"\xff\xd8")
     clash = run("predict", model, photos, "--json", "--explain", photos)
-    assert clash.returncode == 2 and "not empty" in clash.stderr and not clash.stdout
+    assert clash.returncode == 2
+    assert "not empty" in clash.stderr
+    assert not clash.stdout
     result = run("predict", model, photos / "2.png", "--explain", photos, "--overwrite")
-    assert result.returncode == 2 and "one of the pictures themselves" in result.stderr
+    assert result.returncode == 2
+    assert "one of the pictures themselves" in result.stderr
     result = run("predict", model, photos, "--json", "--explain", out)
-    assert result.returncode == 3 and len(json.loads(result.stdout)) == 4
+    assert result.returncode == 3
+    assert len(json.loads(result.stdout)) == 4
     sizes = {path.name: opened(path).size for path in out.iterdir()}
     assert sizes == {"1.png": (30, 90), "1-2.png": (60, 40), "2.png": (33, 33)}
 
@@ -637,7 +669,8 @@ def test_real_weights_show_what_the_paper_saw(ti16: Path, imagenet: Path) -> Non
     images = classifier.preprocess.normalise(pictures.pixels)
     assert isinstance(classifier.model, ViT)
     reach = inspection.measure_attention_distance(classifier.model, [images])
-    assert reach.growth > 0.7 and reach.distance.min() < 40 < 90 < reach.distance.max()
+    assert reach.growth > 0.7
+    assert reach.distance.min() < 40 < 90 < reach.distance.max()
     near, far = inspection.pos_embed_similarity.cross_strength(inspection.position_similarity(classifier.model))
     assert near > far + 0.1
 
@@ -657,7 +690,8 @@ def test_a_shuffled_head_is_all_that_changes_at_first() -> None:
         model, torch.randn(2, 3, 32, 36), torch.tensor([0, 1]), ["rollout", "attention"]
     )
     for way in ("rollout", "attention"):
-        assert kept[way][0] == pytest.approx(1.0) and kept[way][2] < 0.9
+        assert kept[way][0] == pytest.approx(1.0)
+        assert kept[way][2] < 0.9
 
 
 def test_wrong_arguments_get_a_sentence() -> None:
@@ -681,11 +715,9 @@ def test_a_verdict_needs_a_class_to_lose() -> None:
     chance = trust.FaithfulnessCurves(np.full((1, 11), 0.5), np.full((1, 11), 0.5))
     assert "too low to judge" in verdict({"gradcam": flat, trust.RANDOM: flat}, ["gradcam"], 1, 1)
     said = verdict({"relevance": chance, "tokens": low, trust.RANDOM: low}, ["relevance", "tokens"], 2, 2)
-    assert (
-        "relevance is the most faithful method" in said
-        and "Not clearly better than a random order: tokens" in said
-        and "With so few images" in said
-    )
+    assert "relevance is the most faithful method" in said
+    assert "Not clearly better than a random order: tokens" in said
+    assert "With so few images" in said
     assert "do not rely on these maps" in verdict({"tokens": low, trust.RANDOM: high}, ["tokens"], 2, 2)
     noise = np.array([0.9, -0.8, 0.7, -0.6, 0.5, -0.3])[:, None]  # better on average, but who knows
     shaky = trust.FaithfulnessCurves(np.full((6, 11), 0.5) - noise / 2, np.full((6, 11), 0.5) + noise / 2)
@@ -695,7 +727,9 @@ def test_a_verdict_needs_a_class_to_lose() -> None:
 
 def test_a_label_that_two_classes_have() -> None:
     labels = ["tench, Tinca tinca", "crane", "goose", "crane"]
-    assert find_class(labels, "tinca tinca") == 0 and find_class(labels, "2") == 2 and find_class(labels, "Goose") == 2
+    assert find_class(labels, "tinca tinca") == 0
+    assert find_class(labels, "2") == 2
+    assert find_class(labels, "Goose") == 2
     with pytest.raises(ConfigError, match=r"1 \(crane\) and 3 \(crane\)"):
         find_class(labels, "crane")
     with pytest.raises(ConfigError, match="Did you mean tench.*It has tench"):

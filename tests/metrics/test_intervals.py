@@ -25,13 +25,15 @@ def test_class_figures_are_scikit_learns() -> None:
     assert figures.balanced_accuracy == pytest.approx(oracle.balanced_accuracy_score(targets, predicted))
     assert figures.macro_f1 == pytest.approx(oracle.f1_score(targets, predicted, average="macro"))
     matrix = confusion_matrix(targets, predicted, 6)
-    assert matrix.shape == (6, 6) and matrix[2, 3] == ((targets == 2) & (predicted == 3)).sum()
+    assert matrix.shape == (6, 6)
+    assert matrix[2, 3] == ((targets == 2) & (predicted == 3)).sum()
     np.testing.assert_array_equal(matrix.sum(axis=0), np.bincount(predicted, minlength=6))
 
 
 def test_a_class_that_does_not_occur_does_not_count() -> None:
     figures = per_class_metrics(np.array([0, 0, 1]), np.array([0, 1, 1]), 3)
-    assert figures.balanced_accuracy == pytest.approx(0.75) and np.isnan(figures.recall[2])
+    assert figures.balanced_accuracy == pytest.approx(0.75)
+    assert np.isnan(figures.recall[2])
     assert figures.macro_f1 == pytest.approx((2 / 3 + 2 / 3) / 2)
 
 
@@ -74,7 +76,8 @@ def test_a_temperature_is_found_again(true: float) -> None:
         scaled /= scaled.sum(axis=1, keepdims=True)
         return calibration_error(equal_width(scaled.max(axis=1), scaled.argmax(axis=1) == targets))
 
-    assert error(found) < 0.02 and (true == 1.0 or error(1.0) > 3 * error(found))
+    assert error(found) < 0.02
+    assert true == 1.0 or error(1.0) > 3 * error(found)
 
 
 @pytest.mark.parametrize(("count", "least", "most"), [(20, 0.9820, 0.99), (2000, 0.99, 0.9999)])
@@ -143,10 +146,15 @@ def test_the_paired_test_has_the_right_size_and_power() -> None:
     base = NOISE.random(2000) < 0.8
     better = base | (NOISE.random(2000) < 0.15)
     found = compare(base, better)
-    assert found.p_value < 1e-6 and found.verdict().startswith("This model is better (+") and found.difference[0] > 0
+    assert found.p_value < 1e-6
+    assert found.verdict().startswith("This model is better (+")
+    assert found.difference[0] > 0
     same = compare(base, base)
-    assert same.p_value == 1 and same.difference == (0, 0) and "no significant difference" in same.verdict()
-    assert found.only_first == 0 and found.only_second == int((better & ~base).sum())
+    assert same.p_value == 1
+    assert same.difference == (0, 0)
+    assert "no significant difference" in same.verdict()
+    assert found.only_first == 0
+    assert found.only_second == int((better & ~base).sum())
 
 
 def test_several_labels_are_scikit_learns() -> None:
@@ -161,7 +169,8 @@ def test_several_labels_are_scikit_learns() -> None:
     assert figures["f1"] == pytest.approx(oracle.f1_score(targets, logits > 0, average="micro"))
     assert intervals["map"][0] < figures["map"] < intervals["map"][1]
     classes = tally.per_class(list("abcde"))
-    assert [each["label"] for each in classes] == list("abcd") and classes[1]["n"] == targets[:, 1].sum()
+    assert [each["label"] for each in classes] == list("abcd")
+    assert classes[1]["n"] == targets[:, 1].sum()
     assert classes[2]["ap"] == pytest.approx(oracle.average_precision_score(targets[:, 2], logits[:, 2]))
     row = tally.rows([str(i) for i in range(80)], list("abcde"))[7]
     assert row["true"] == "; ".join(n for n, t in zip("abcde", targets[7], strict=True) if t)
@@ -172,7 +181,8 @@ def test_few_pictures_leave_doubt() -> None:
     tally.add(torch.eye(8) * 9, range(8))
     figures, intervals = tally.detailed(8)
     assert figures["top1"] == 1.0 and intervals["top1"][0] < 0.7, "eight of eight is not certainty"
-    assert intervals["balanced_accuracy"][0] < 0.85 and intervals["ece"] == (0.0, 1.0) == intervals["ece_adaptive"]
+    assert intervals["balanced_accuracy"][0] < 0.85
+    assert intervals["ece"] == (0.0, 1.0) == intervals["ece_adaptive"]
 
 
 @pytest.mark.parametrize(("classes", "each"), [(60, 1), (20, 3), (10, 30)])
@@ -195,4 +205,5 @@ def test_the_interval_of_a_calibration_error_reaches_down_to_none() -> None:
     tally = ClassificationMetrics()
     tally.add(torch.from_numpy(np.log(np.stack([sure, 1 - sure], axis=1))), targets.tolist())
     figures, intervals = tally.detailed(2)
-    assert intervals["ece"][0] < 0.5 * figures["ece"] and intervals["ece"][1] >= figures["ece"]
+    assert intervals["ece"][0] < 0.5 * figures["ece"]
+    assert intervals["ece"][1] >= figures["ece"]

@@ -88,7 +88,8 @@ def test_only_the_known_classes_are_swapped() -> None:
     model.blocks[1].attention.__class__ = Special
     optimize_for_cpu(model)
     kinds = [type(block.attention) for block in model.blocks]
-    assert kinds == [CPUAttention, Special, CPUAttention] and type(model.blocks[1].mlp) is CPUMLP
+    assert kinds == [CPUAttention, Special, CPUAttention]
+    assert type(model.blocks[1].mlp) is CPUMLP
     assert type(model.blocks[0].attention.attend) is CPUScaledDotProductAttention
     assert type(model.pool.attend) is ScaledDotProductAttention
     assert type(copy.deepcopy(model).blocks[0].attention) is CPUAttention
@@ -164,7 +165,8 @@ def test_the_input_of_an_mlp_is_not_changed(activation: str) -> None:
     x = torch.randn(2, 3, 48)
     before = x.clone()
     with torch.no_grad():
-        assert torch.equal(fast.blocks[0].mlp(x), plain.blocks[0].mlp(x)) and torch.equal(x, before)
+        assert torch.equal(fast.blocks[0].mlp(x), plain.blocks[0].mlp(x))
+        assert torch.equal(x, before)
 
 
 # Together with what replaces layers
@@ -183,7 +185,8 @@ def test_lora_and_optimization_go_together_in_either_order() -> None:
     images = pictures(plain)
     with torch.no_grad():
         expected = plain(images)
-        assert torch.equal(first(images), expected) and torch.equal(second(images), expected)
+        assert torch.equal(first(images), expected)
+        assert torch.equal(second(images), expected)
         assert (fast(images) - expected).abs().max() > 0.01
 
 
@@ -198,7 +201,8 @@ def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
     """The classifier, which evaluation and the server use, and what all other engines are made from."""
     model = make()
     checkpoint = Checkpoint(model.config, dict(model.state_dict()), Preprocess((32, 32), mean=HALF, std=HALF))
-    assert is_optimized(Classifier(checkpoint).model) and is_optimized(Packed(checkpoint))
+    assert is_optimized(Classifier(checkpoint).model)
+    assert is_optimized(Packed(checkpoint))
 
 
 def test_training_optimizes_its_models(tmp_path: Path) -> None:
@@ -209,7 +213,8 @@ def test_training_optimizes_its_models(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "teacher", Checkpoint(model.config, dict(model.state_dict()), preprocess, labels))
     run = trainer(ema=0.9, distill=DistillConfig(teacher=str(tmp_path / "teacher")))
     try:
-        assert run.average is not None and run.teacher is not None
+        assert run.average is not None
+        assert run.teacher is not None
         models = [run.model, run.average.model, run.teacher.model, *(run.shares.models if run.shares else ())]
         assert all(map(is_optimized, models))
     finally:

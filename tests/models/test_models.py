@@ -277,7 +277,8 @@ def test_two_heads_are_averaged() -> None:
 def test_build_chooses_the_distilled_model() -> None:
     """A ViT would leave the distillation token out, so it refuses the config."""
     config = BASE.replace(distillation=True)
-    assert type(build_model(config)) is DistilledViT and type(build_model(BASE)) is ViT
+    assert type(build_model(config)) is DistilledViT
+    assert type(build_model(BASE)) is ViT
     with pytest.raises(ConfigError, match="DistilledViT"):
         ViT(config)
 
@@ -296,7 +297,8 @@ def test_a_new_head_is_zero() -> None:
 def test_replacing_the_head_keeps_the_trunk() -> None:
     model = make(pre_logits=20)
     fine = adapt_model(model, num_classes=9)
-    assert fine.pre_logits is None and fine.config.pre_logits is None  # the paper removes the whole head
+    assert fine.pre_logits is None
+    assert fine.config.pre_logits is None
     assert torch.equal(fine(pictures(model)), torch.zeros(2, 9))
     assert torch.equal(fine.forward_features(pictures(model)), model.forward_features(pictures(model)))
     assert adapt_model(fine, num_classes=0)(pictures(model)).shape == (2, 48)
@@ -339,7 +341,8 @@ def test_axial_attention_follows_rows_then_columns() -> None:
     assert torch.equal(seen[1, 2], torch.tensor([[0] * 4, [1] * 4, [0] * 4, [0] * 4]).bool())
     seen = (maps[1][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)
     assert torch.equal(seen[1, 2], torch.tensor([[0, 0, 1, 0]] * 4).bool())
-    assert (maps[0][0, :, 0] > 0).all() and (maps[0][0, :, :, 0] > 0).all()  # the class token sees and is seen
+    assert (maps[0][0, :, 0] > 0).all()
+    assert (maps[0][0, :, :, 0] > 0).all()
 
 
 def test_local_attention_sees_a_window() -> None:
@@ -396,14 +399,16 @@ def test_patch_dropout_keeps_some_patches_in_order_with_their_positions() -> Non
     for image in range(2):
         matches = (tokens[image, 1:, None] == kept[image, None, 1:]).all(-1)  # (kept, all)
         places = matches.int().argmax(1)
-        assert matches.any(1).all() and (places[1:] > places[:-1]).all()
+        assert matches.any(1).all()
+        assert (places[1:] > places[:-1]).all()
 
 
 def test_drop_path_drops_whole_branches_and_keeps_the_mean() -> None:
     add = make(drop_path=0.5).blocks[2].add1.train()
     out = add(torch.ones(4000, 2, 48))
     assert set(out.unique().tolist()) == {0.0, 2.0}
-    assert (out == out[:, :1, :1]).all() and 0.45 < (out[:, 0, 0] == 0).float().mean() < 0.55
+    assert (out == out[:, :1, :1]).all()
+    assert 0.45 < (out[:, 0, 0] == 0).float().mean() < 0.55
     assert make(drop_path=0.5).blocks[0].add1.drop_path == 0  # the first block is always there
 
 
@@ -433,7 +438,8 @@ def test_features_are_named() -> None:
 def test_maps_of_chosen_layers_only() -> None:
     model = make(num_registers=2)
     maps = attention_maps(model, pictures(model), layers=[-1])
-    assert list(maps) == [2] and maps[2].shape == (2, 3, 19, 19)
+    assert list(maps) == [2]
+    assert maps[2].shape == (2, 3, 19, 19)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.export warns of its own internals
@@ -500,9 +506,11 @@ def test_small_resnet() -> None:
     model = build_model(ResNetConfig(image_size=32, layers=(3, 3, 3), num_classes=10, kind="cifar")).eval()
     assert sum(p.numel() for p in model.parameters()) == 269_722 + 2_560
     images = torch.randn(2, 3, 32, 32)
-    assert model.feature_map(images).shape == (2, 64, 8, 8) and torch.equal(model(images), torch.zeros(2, 10))
+    assert model.feature_map(images).shape == (2, 64, 8, 8)
+    assert torch.equal(model(images), torch.zeros(2, 10))
     grey = adapt_model(model, in_channels=1, num_classes=0)
-    assert grey(images[:, :1]).shape == (2, 64) and adapt_model(grey, num_classes=3)(images[:, :1]).shape == (2, 3)
+    assert grey(images[:, :1]).shape == (2, 64)
+    assert adapt_model(grey, num_classes=3)(images[:, :1]).shape == (2, 3)
 
 
 def test_bit_resnet() -> None:

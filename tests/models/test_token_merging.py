@@ -58,7 +58,8 @@ def test_the_most_alike_are_merged_and_weighed() -> None:
     assert found.shape == (1, 4, 1) and weights.sum() == sizes.sum(), "no patch is lost"
     torch.testing.assert_close((found * weights).sum(), (x * sizes).sum())
     assert found[0, 0, 0] == 5.0, "a prefix token stays what it is"
-    assert weights.max() == 4.0 and found[0, weights[0, :, 0].argmax(), 0] == pytest.approx((1.0 + 3 * 4.0) / 4)
+    assert weights.max() == 4.0
+    assert found[0, weights[0, :, 0].argmax(), 0] == pytest.approx((1.0 + 3 * 4.0) / 4)
 
 
 def test_what_the_class_token_looks_at_stays() -> None:
@@ -73,10 +74,11 @@ def test_what_the_class_token_looks_at_stays() -> None:
 def test_the_first_quarter_merges_nothing() -> None:
     config = VITS["class"].replace(depth=8, image_size=(64, 64))
     counts = merge_schedule(config, 0.25)
-    assert (
-        counts[:2] == (0, 0) and counts[2] == config.num_patches // 4 and list(counts[2:]) == sorted(counts[2:])[::-1]
-    )
-    assert sum(counts) < config.num_patches and sum(merge_schedule(config, 0.0)) == 0
+    assert counts[:2] == (0, 0)
+    assert counts[2] == config.num_patches // 4
+    assert list(counts[2:]) == sorted(counts[2:])[::-1]
+    assert sum(counts) < config.num_patches
+    assert sum(merge_schedule(config, 0.0)) == 0
 
 
 def test_more_than_there_are_partners_for() -> None:

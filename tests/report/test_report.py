@@ -196,14 +196,16 @@ def assert_self_contained(html: str) -> Page:
     assert not re.search(r"https?:|//[a-z]|@import|url\(", without_base64)
     sources = [value or "" for _, tag in page.tags for name, value in tag.items() if name in ("src", "srcset", "href")]
     assert all(source.startswith("data:image/") for source in sources)
-    assert not page.all("link") and not page.all("iframe")
+    assert not page.all("link")
+    assert not page.all("iframe")
     # The policy has no 'unsafe-inline', so these would be ignored.
     assert not any(name == "style" or name.startswith("on") for _, tag in page.tags for name in tag)
     policy = page.all("meta")[1]["content"] or ""
     digests = []
     for element in ("style", "script"):
         found = re.findall(rf"<{element}>(.*?)</{element}>", html, re.S)
-        assert len(found) == 1 and found[0].strip()
+        assert len(found) == 1
+        assert found[0].strip()
         digests.append(base64.b64encode(hashlib.sha256(found[0].encode()).digest()).decode())
     style, script = digests
     assert policy == f"default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{script}'"
@@ -238,15 +240,20 @@ def test_hostile_text_stays_text_on_the_other_pages(report: TrainingReport, text
     ]
     for html in pages:
         page = assert_self_contained(html)
-        assert visible(text) in page.text and "\u202e" not in html and "\x1b" not in html
-        assert len(page.all("script")) == 1 and len(page.all("img")) == len(re.findall("<img[ >]", html))
+        assert visible(text) in page.text
+        assert "\u202e" not in html
+        assert "\x1b" not in html
+        assert len(page.all("script")) == 1
+        assert len(page.all("img")) == len(re.findall("<img[ >]", html))
 
 
 def test_templates_escape_and_refuse_undefined_values() -> None:
     with pytest.raises(UndefinedError, match="facts"):
         render("inspection.html.j2", title="t", panels=[], absent=[], notes=[])
     html = render("inspection.html.j2", title="t", facts=[("<b>", "\x07")], panels=[], absent=["a & b"], notes=[])
-    assert "&lt;b&gt;" in html and "\\x07" in html and "a &amp; b" in html
+    assert "&lt;b&gt;" in html
+    assert "\\x07" in html
+    assert "a &amp; b" in html
 
 
 def test_templates_are_package_data() -> None:
@@ -277,13 +284,19 @@ def test_hostile_names_stay_text(report: TrainingReport, tmp_path: Path) -> None
     path = write_training_report(tmp_path / "<b> 'run' \"x\"", bad)
     html = path.read_text(encoding="utf-8")
     page = Page(html)
-    assert len(page.all("script")) == 1 and len(page.all("title")) >= 1
+    assert len(page.all("script")) == 1
+    assert len(page.all("title")) >= 1
     assert {tag for tag, _ in page.tags} <= {tag for tag, _ in honest.tags} | {"wbr"}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert "<script>alert(1)</script>" in page.text
-    assert "\\u202egpj.exe" in page.text and "\u202e" not in html
-    assert "\\udc80" in page.text and "\\x1b" in page.text and "\x00" not in html and "\x1b" not in html
-    assert "x" * 300 in html and not any("x" * 100 in text for text in page.texts if "…" in text)
+    assert "\\u202egpj.exe" in page.text
+    assert "\u202e" not in html
+    assert "\\udc80" in page.text
+    assert "\\x1b" in page.text
+    assert "\x00" not in html
+    assert "\x1b" not in html
+    assert "x" * 300 in html
+    assert not any("x" * 100 in text for text in page.texts if "…" in text)
 
 
 def test_the_page_test_can_fail(report: TrainingReport) -> None:
@@ -307,8 +320,11 @@ def test_confusion_is_readable_at_every_size(report: TrainingReport, classes: in
     else:
         source = next(a["src"] or "" for a in page.all("img") if a.get("class") == "dots")
         dots = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))))
-        assert dots.shape[0] == dots.shape[1] <= 260 and dots.shape[2] == 4
-        assert tuple(dots[0, -1, :3]) == (224, 106, 12) and dots[0, -1, 3] > 100 and dots[5, 5, 3] == 255
+        assert dots.shape[0] == dots.shape[1] <= 260
+        assert dots.shape[2] == 4
+        assert tuple(dots[0, -1, :3]) == (224, 106, 12)
+        assert dots[0, -1, 3] > 100
+        assert dots[5, 5, 3] == 255
         assert dots[1:-1, -1, 3].max() == 0
 
 
@@ -324,8 +340,10 @@ def test_pairs_and_classes_are_sorted(report: TrainingReport) -> None:
 def test_a_perfect_model_has_no_mistakes(report: TrainingReport) -> None:
     perfect = replace(report, confusion=np.diag([5, 5]), labels=["a", "b"], mistakes=[], metrics={"top1": 1.0, "n": 10})
     page = Page(training_html(perfect, "run"))
-    assert "No image was misclassified." in page.text and "Hardest mistakes" not in page.text
-    assert "100.0%" in page.text and "top-5" not in page.text
+    assert "No image was misclassified." in page.text
+    assert "Hardest mistakes" not in page.text
+    assert "100.0%" in page.text
+    assert "top-5" not in page.text
 
 
 def test_multi_label(report: TrainingReport) -> None:
@@ -336,7 +354,8 @@ def test_multi_label(report: TrainingReport) -> None:
     )
     page = Page(training_html(multi_label, "run"))
     assert "61.0% mean average precision on 80 test images" in page.text
-    assert "Wilson" not in page.text and "Confusion matrix" not in page.text
+    assert "Wilson" not in page.text
+    assert "Confusion matrix" not in page.text
     assert page.text.index("dog 20") < page.text.index("cat 30")
 
 
@@ -345,11 +364,13 @@ def test_mistakes_show_their_images(report: TrainingReport) -> None:
     mistakes = [*report.mistakes[:1], Mistake("photo.jpg", photo, "cat", "dog", 0.93, 2.0)]
     page = Page(training_html(replace(report, mistakes=mistakes), "run"))
     small, large = page.all("img")
-    assert small["class"] == "pixelated" and (small["src"] or "").startswith("data:image/png")
+    assert small["class"] == "pixelated"
+    assert (small["src"] or "").startswith("data:image/png")
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode((small["src"] or "").partition(",")[2]))))
     np.testing.assert_array_equal(pixels, report.mistakes[0].image[:, :, 0])
     with Image.open(io.BytesIO(base64.b64decode((large["src"] or "").partition(",")[2]))) as image:
-        assert image.size == (240, 180) and image.format == "JPEG"
+        assert image.size == (240, 180)
+        assert image.format == "JPEG"
     assert "true: cat predicted: dog (93%) photo.jpg" in page.text
 
 
@@ -399,14 +420,16 @@ def test_resnet_and_pretrained_runs_are_described(report: TrainingReport) -> Non
     assert isinstance(report.config, Config)
     config = report.config.replace(model=ResNetConfig(layers=(2, 2), image_size=32), init="hf:some/model")
     text = Page(training_html(replace(report, config=config), "run")).text
-    assert "ResNet: 2, 2 blocks" in text and "Initialized from hf:some/model" in text
+    assert "ResNet: 2, 2 blocks" in text
+    assert "Initialized from hf:some/model" in text
 
 
 def test_running_means_do_not_lag() -> None:
     straight = np.arange(200.0)
     np.testing.assert_allclose(running_mean(straight), straight)
     noisy = np.tile([0.0, 1.0], 100)
-    assert np.ptp(running_mean(noisy)[20:-20]) < 0.1 and len(running_mean(np.empty(0))) == 0
+    assert np.ptp(running_mean(noisy)[20:-20]) < 0.1
+    assert len(running_mean(np.empty(0))) == 0
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.13, 0.97), (0, 3e-4), (2.2, 2.3), (0, 12345), (0, 1e-30)])
@@ -424,8 +447,10 @@ def test_words() -> None:
         "1\u202fmin 15\u202fs",
         "1\u202fh 2\u202fmin",
     ]
-    assert shorten("abcdefghij", 10) == "abcdefghij" and shorten("abcdefghijk", 10) == "abcdef…ijk"
-    assert break_points("a_b/c") == ["a_", "b/", "c"] and break_points("") == [""]
+    assert shorten("abcdefghij", 10) == "abcdefghij"
+    assert shorten("abcdefghijk", 10) == "abcdef…ijk"
+    assert break_points("a_b/c") == ["a_", "b/", "c"]
+    assert break_points("") == [""]
     assert text_width("日本") > 2 * text_width("ab") * 0.8
 
 
@@ -461,5 +486,7 @@ def test_a_full_disk_leaves_the_old_page(report: TrainingReport, tmp_path: Path)
     path = write_training_report(tmp_path, report)
     before = path.read_bytes()
     done = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
-    assert "report.html could not be written" in done.stdout and "nothing was changed" in done.stdout
-    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["report.html"]
+    assert "report.html could not be written" in done.stdout
+    assert "nothing was changed" in done.stdout
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

@@ -19,7 +19,7 @@ from patchword.data.preprocess import HALF, Preprocess
 from patchword.models import build_model
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Page, sync_playwright
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 if BROWSER is None:
@@ -124,7 +124,8 @@ def test_a_picture_gets_its_label(page: Page) -> None:
     give(page, picture("red"))
     page.wait_for_selector("#scores button")
     first = page.locator("#scores button").first
-    assert first.locator("span").text_content() == "red" and "%" in (first.locator("b").text_content() or "")
+    assert first.locator("span").text_content() == "red"
+    assert "%" in (first.locator("b").text_content() or "")
     assert first.get_attribute("aria-pressed") == "true"
     assert "red" in (page.locator("#status").text_content() or "")
 
@@ -164,7 +165,8 @@ def test_the_slider_blends_and_another_class_changes_the_map(page: Page) -> None
     with page.expect_response("**/v1/explain*"):
         page.locator("#scores button").nth(1).click()
     wait_for_map(page)
-    assert page.locator("#scores button").nth(1).get_attribute("aria-pressed") == "true" and pixels(page) != lined
+    assert page.locator("#scores button").nth(1).get_attribute("aria-pressed") == "true"
+    assert pixels(page) != lined
     with page.expect_response("**/v1/explain*rollout"):
         page.select_option("#method", "rollout")
 
@@ -181,7 +183,8 @@ def test_hovering_a_patch_shows_what_it_looks_at(page: Page) -> None:
     page.wait_for_selector("#spot:not([hidden])")
     first, where = pixels(page), page.locator("#spot").text_content()
     page.mouse.move(box["x"] + 0.72 * box["width"], box["y"] + 0.9 * box["height"])
-    assert page.locator("#spot").text_content() != where and pixels(page) != first
+    assert page.locator("#spot").text_content() != where
+    assert pixels(page) != first
     page.mouse.move(5, 5)
     page.wait_for_selector("#spot", state="hidden")
     page.focus("#canvas")  # and without a mouse
@@ -254,7 +257,8 @@ def test_a_model_without_blocks(browser: Browser, tmp_path: Path) -> None:
         for page in opened(browser, each, {"width": 1000, "height": 700}):
             give(page, picture("red"))
             page.wait_for_selector("#scores button")
-            assert page.locator("input[value=why]").is_hidden() and page.locator("input[value=attention]").is_hidden()
+            assert page.locator("input[value=why]").is_hidden()
+            assert page.locator("input[value=attention]").is_hidden()
 
 
 def test_a_token_is_asked_for(browser: Browser, tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_several_pictures_of_which_one_is_broken(server: Server) -> None:
     files = [("file", ("a.png", png())), ("file", ("b.png", b"\x89PNG broken")), ("file", ("c.png", png()))]
     response = http_post(f"{server.url}/v1/predict", files=files)
     names = [(r["name"], "error" in r) for r in response.json()["results"]]
-    assert response.status_code == 200 and names == [("a.png", False), ("b.png", True), ("c.png", False)]
+    assert response.status_code == 200
+    assert names == [("a.png", False), ("b.png", True), ("c.png", False)]
     assert [r.get("code") for r in response.json()["results"]] == [None, "image_unsupported", None]
 
 
@@ -99,12 +100,15 @@ def test_explanations(server: Server, folder: Path) -> None:
     data = png((60, 90))
     result = post(server, "/v1/predict?explain=true", data).json()["results"][0]
     about = result["explanation"]
-    assert about["index"] == result["predictions"][0]["index"] and about["method"] == "relevance"
-    assert np.shape(about["map"]) == (4, 9) and np.max(about["map"]) == 1
+    assert about["index"] == result["predictions"][0]["index"]
+    assert about["method"] == "relevance"
+    assert np.shape(about["map"]) == (4, 9)
+    assert np.max(about["map"]) == 1
     with Image.open(io.BytesIO(base64.b64decode(about["png"]))) as drawn:
         assert drawn.size == (90, 60)
     left, top, right, bottom = about["box"]
-    assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
+    assert 0 <= left < right <= 1
+    assert 0 <= top < bottom <= 1
     why = post(server, "/v1/explain?label=2&method=rollout", data).json()["results"][0]["explanation"]
     assert why["index"] is None and why["method"] == "rollout", "it knows no class"
     classifier = Classifier.load(folder)
@@ -135,7 +139,9 @@ def test_attention_and_features(server: Server, folder: Path) -> None:
 
 def test_the_model_and_the_house(server: Server) -> None:
     about = http_get(f"{server.url}/v1/model").json()
-    assert about["labels"][0] == "class 0, also <0>" and about["grid"] == [4, 9] and about["layers"] == 3
+    assert about["labels"][0] == "class 0, also <0>"
+    assert about["grid"] == [4, 9]
+    assert about["layers"] == 3
     assert http_get(f"{server.url}/healthz").status_code == http_get(f"{server.url}/readyz").status_code == 200
     assert server.meter("patchword_requests_total") > 0
     document = http_get(f"{server.url}/v1/openapi.json").json()
@@ -145,14 +151,17 @@ def test_the_model_and_the_house(server: Server) -> None:
 def test_the_page_and_its_headers(server: Server) -> None:
     for path, kind in {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}.items():
         response = http_get(server.url + path)
-        assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(kind)
         policy = response.headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in response.headers
     own = http_get(f"{server.url}/healthz", headers={"X-Request-ID": "abc-1"})
     forged = http_get(f"{server.url}/healthz", headers={"X-Request-ID": "a b\t{}"})
-    assert own.headers["x-request-id"] == "abc-1" and len(forged.headers["x-request-id"]) == 32
+    assert own.headers["x-request-id"] == "abc-1"
+    assert len(forged.headers["x-request-id"]) == 32
 
 
 # ---- refusals
@@ -162,7 +171,9 @@ def refused(response: httpx.Response, status: int, code: str | None = None) -> s
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     said = response.json()
-    assert said["status"] == status and said["title"] and said["request_id"]
+    assert said["status"] == status
+    assert said["title"]
+    assert said["request_id"]
     assert said["code"] == code if code else said["code"].isidentifier()
     return str(said["detail"])
 
@@ -209,7 +220,9 @@ def test_wrong_requests_of_the_command(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         result = run("serve", folder, "--port", taken.getsockname()[1])
-    assert result.returncode == 2 and "Choose another --port" in result.stderr and "Traceback" not in result.stderr
+    assert result.returncode == 2
+    assert "Choose another --port" in result.stderr
+    assert "Traceback" not in result.stderr
     assert run("serve", folder, "--port", 70000).returncode == 2
 
 
@@ -263,7 +276,8 @@ def test_answers_are_not_mixed_up_in_batches(server: Server, folder: Path) -> No
             until(lambda: server.meter("patchword_pictures_inside") == 48)
         for each, score in zip(waiting, expected, strict=True):
             found = each.result().json()["results"][0]["predictions"][0]
-            assert found["index"] == score.index and found["probability"] == pytest.approx(score.probability, rel=1e-4)
+            assert found["index"] == score.index
+            assert found["probability"] == pytest.approx(score.probability, rel=1e-4)
     assert server.meter("patchword_batch_pictures_count") - before <= 6, "they were computed together"
     assert server.meter("patchword_pictures_inside") == 0
 
@@ -302,7 +316,8 @@ def test_a_full_queue_refuses_at_once(server: Server) -> None:
             waiting = [pool.submit(post, server, "/v1/predict", data) for _ in range(64)]
             until(lambda: server.meter("patchword_pictures_inside") == 64)
             refusal = post(server, "/v1/predict", data)
-            assert refusal.headers["retry-after"] == "1" and "waiting already" in refused(refusal, 503, "unavailable")
+            assert refusal.headers["retry-after"] == "1"
+            assert "waiting already" in refused(refusal, 503, "unavailable")
         assert {each.result().status_code for each in waiting} == {200}
     assert post(server, "/v1/predict", data).status_code == 200
 
@@ -340,7 +355,8 @@ def test_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         for _ in range(2):
             (result,) = post(server, "/v1/predict?explain=true", data).json()["results"]
             best = result["predictions"][0]
-            assert best["label"] == wanted.label and abs(best["probability"] - wanted.probability) < 1e-6
+            assert best["label"] == wanted.label
+            assert abs(best["probability"] - wanted.probability) < 1e-6
             assert result["explanation"]["index"] == best["index"]
             os.kill(server.worker(), signal.SIGKILL)
         assert post(server, "/v1/predict", data).status_code == 200
@@ -380,13 +396,15 @@ def test_told_to_stop_while_it_starts(folder: Path, after: float) -> None:
     time.sleep(after)
     os.killpg(process.pid, signal.SIGTERM)
     said = process.communicate(timeout=PATIENCE)[1]
-    assert "Traceback" not in said and "Error" not in said
+    assert "Traceback" not in said
+    assert "Error" not in said
     assert process.returncode in (0, -signal.SIGTERM), "before there is anything to end, the signal just ends it"
 
 
 def test_unknown_parameters_are_told(server: Server) -> None:
     said = refused(post(server, "/v1/predict?topk=3", png()), 422, "unknown_parameter")
-    assert "'topk'" in said and "explain, index, label, method, top" in said
+    assert "'topk'" in said
+    assert "explain, index, label, method, top" in said
     assert "/v1/openapi.json" in refused(http_get(f"{server.url}/v2"), 404)
     assert "takes POST, not GET" in refused(http_get(f"{server.url}/v1/predict"), 405)
 
@@ -417,9 +435,11 @@ def test_labels_that_look_like_indices(tmp_path: Path) -> None:
     with serving(tmp_path / "model", "--num-threads", 1) as each:
         for query, index in (("index=2", 2), ("label=2", 4)):
             about = post(each, f"/v1/explain?{query}", png()).json()["results"][0]["explanation"]
-            assert about["index"] == index and about["label"] == checkpoint.labels[index]  # type: ignore[index]
+            assert about["index"] == index
+            assert about["label"] == checkpoint.labels[index]
         blind = post(each, "/v1/explain?index=1&method=rollout", png()).json()["results"][0]["explanation"]
-        assert blind["label"] is None and blind["index"] is None
+        assert blind["label"] is None
+        assert blind["index"] is None
         refused(post(each, "/v1/explain?index=9", png()), 422)
         refused(post(each, "/v1/predict?method=rollout", png()), 422)
 
@@ -435,7 +455,8 @@ def test_a_stuck_worker_is_replaced(folder: Path) -> None:
 
 def test_an_empty_token_is_no_token(folder: Path) -> None:
     result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN="")
-    assert result.returncode == 2 and "not empty" in result.stderr
+    assert result.returncode == 2
+    assert "not empty" in result.stderr
 
 
 def test_slow_senders_hold_nobody_up(server: Server) -> None:
@@ -478,7 +499,9 @@ def written_lines() -> dict[str, list[str]]:
 @pytest.mark.parametrize("place", ["container", "systemd"])
 def test_the_command_lines_that_are_written_down(place: str, folder: Path) -> None:
     program, serve, model, *options = written_lines()[place]
-    assert Path(program).name == "patchword" and serve == "serve" and model in ("/model", "/srv/model")
+    assert Path(program).name == "patchword"
+    assert serve == "serve"
+    assert model in ("/model", "/srv/model")
     at = options.index("--port")
     port = options[at + 1]
     del options[at : at + 2]
@@ -570,4 +593,5 @@ def test_nobody_without_a_token_takes_room(folder: Path) -> None:
 
 def test_a_token_with_spaces_around_is_refused(folder: Path) -> None:
     result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN=" secret")
-    assert result.returncode == 2 and "without spaces around" in result.stderr
+    assert result.returncode == 2
+    assert "without spaces around" in result.stderr

@@ -27,7 +27,9 @@ from patchword.training.trainer import Trainer
 def test_every_cell_of_every_study_can_be_built(name: str) -> None:
     for base in (make_study(name), make_study(name, load_recipe("cifar10_scratch"))):
         assert len({cell.name for cell in base.cells}) == len(base.cells) >= 3
-        assert base.question and base.paper and base.axis
+        assert base.question
+        assert base.paper
+        assert base.axis
         for cell in base.cells:
             build_model(cell.config.model)
             assert "/" not in cell.name
@@ -36,14 +38,17 @@ def test_every_cell_of_every_study_can_be_built(name: str) -> None:
 def test_families_of_a_large_image_are_large() -> None:
     base = BASE.replace(model=ViTConfig())
     resnets = [c.config.model for c in make_study("compute", base).cells if isinstance(c.config.model, ResNetConfig)]
-    assert resnets and all(r.kind == "bit" for r in resnets)
+    assert resnets
+    assert all(r.kind == "bit" for r in resnets)
 
 
 def test_fewer_pictures_to_learn_from() -> None:
     whole = open_data(DataConfig(source="digits"), seed=1)
     part = open_data(DataConfig(source="digits", train_fraction=0.1), seed=1)
-    assert part.val is not None and whole.val is not None
-    assert len(part.train) == round(0.1 * len(whole.train)) and len(part.val) == len(whole.val)
+    assert part.val is not None
+    assert whole.val is not None
+    assert len(part.train) == round(0.1 * len(whole.train))
+    assert len(part.val) == len(whole.val)
     counts = np.bincount(part.train.targets)
     assert len(counts) == 10 and counts.min() >= counts.max() - 3, "about as many of each class"
     kept = {part.train.key(i) for i in range(len(part.train))}
@@ -91,14 +96,17 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path, clock: Callable[[]
     assert [row["x"] for row in first] == ["none"]
     stamp = (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns
     rows = run_study(study, out, budget=18, now=clock)
-    assert [row["x"] for row in rows] == ["none", "learned"] and rows[0] == first[0]
+    assert [row["x"] for row in rows] == ["none", "learned"]
+    assert rows[0] == first[0]
     assert (out / "runs/ViT_none_seed0/model.json").stat().st_mtime_ns == stamp, "it was not run again"
     # Of 18 seconds 1.6 are spent on trials; each half of the rest has a start (1 s) and an evaluation (0.26 s).
     assert rows[0]["steps"] == rows[1]["steps"] == 69, "as many steps for both, laid down at the beginning"
-    assert rows[1]["accuracy"] > 0.2 and rows[1]["n"] == 359
+    assert rows[1]["accuracy"] > 0.2
+    assert rows[1]["n"] == 359
     write_study(study, rows, out, "2 cores")
     page = (out / "report.html").read_text()
-    assert "Do positions matter?" in page and f"{100 * rows[1]['accuracy']:.2f}" in page
+    assert "Do positions matter?" in page
+    assert f"{100 * rows[1]['accuracy']:.2f}" in page
     assert {"positions.png", "positions.svg", "positions.npz"} <= {p.name for p in out.iterdir()}
     other = Study("head", "t", "q", "p", "a", study.cells, "steps")
     with pytest.raises(ConfigError, match="another study"):
@@ -129,7 +137,9 @@ def test_a_run_that_diverges_is_an_answer(tmp_path: Path, clock: Callable[[], fl
     wild = BASE.replace(optim=OptimConfig(lr=1e30, clip_grad_norm=0.0))
     study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, wild), Cell("ViT", 2.0, BASE)), "steps")
     rows = run_study(study, tmp_path / "study", budget=18, now=clock)
-    assert rows[0]["accuracy"] is None and "not finite" in rows[0]["diverged"] and rows[1]["accuracy"] > 0.2
+    assert rows[0]["accuracy"] is None
+    assert "not finite" in rows[0]["diverged"]
+    assert rows[1]["accuracy"] > 0.2
     assert run_study(study, tmp_path / "study", budget=18, now=clock) == rows
     write_study(study, rows, tmp_path / "study", "2 cores")
     assert "diverged" in (tmp_path / "study/report.html").read_text()
@@ -151,14 +161,16 @@ def test_ticks_are_plain_numbers(name: str) -> None:
         for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)
         for label in axis.get_ticklabels(which="both")
     ]
-    assert any(said) and not any("$" in text or "{" in text for text in said)
+    assert any(said)
+    assert not any("$" in text or "{" in text for text in said)
 
 
 def test_the_same_tokens_whatever_stands_before_them() -> None:
     for recipe in (None, "cifar10_scratch"):
         study = make_study("data-size", load_recipe(recipe)) if recipe else make_study("data-size")
         models = [c.config.model for c in study.cells if isinstance(c.config.model, ViTConfig)]
-        assert len({m.num_patches for m in models}) == 1 and any(m.stem == "resnet" for m in models)
+        assert len({m.num_patches for m in models}) == 1
+        assert any(m.stem == "resnet" for m in models)
 
 
 def test_recipes_that_no_study_can_change() -> None:
@@ -177,7 +189,8 @@ def test_operations_are_counted() -> None:
 
 def test_wrong_requests(tmp_path: Path) -> None:
     result = run("study", "colour", "--out", tmp_path / "x")
-    assert result.returncode == 2 and "data-size" in result.stderr
+    assert result.returncode == 2
+    assert "data-size" in result.stderr
     assert run("study", "positions", "--budget", "3s", "--out", tmp_path / "x").returncode == 2
     with pytest.raises(ConfigError, match="a ViT"):
         make_study("positions", BASE.replace(model=ResNetConfig(image_size=(32, 32), layers=(1, 1, 1), kind="cifar")))

@@ -96,7 +96,8 @@ def check_end(run: Path, least: float = 0.5) -> list[dict[str, Any]]:
     """Finished, and far better than chance, which is 0.1; returns the rows."""
     assert pw.Classifier.load(str(run)).labels == tuple("0123456789")
     rows = read_rows(run)
-    assert rows[-1]["kind"] == "test" and rows[-1]["top1"] > least
+    assert rows[-1]["kind"] == "test"
+    assert rows[-1]["top1"] > least
     assert rows[-2]["kind"] == "val" and rows[-2]["step"] == rows[-1]["step"], "the last step was evaluated"
     assert leftovers(run) == []
     return rows
@@ -106,7 +107,8 @@ def test_it_ends_on_time(machine: Machine, tmp_path: Path) -> None:
     outcome = train(learner(BUDGET), tmp_path / "run", now=machine)
     rows = check_end(tmp_path / "run")
     assert BUDGET - 3 < machine.elapsed <= BUDGET, "the budget is there to be used"
-    assert outcome is not None and outcome.seconds == pytest.approx(machine.elapsed)
+    assert outcome is not None
+    assert outcome.seconds == pytest.approx(machine.elapsed)
     rates = [row["lr"] for row in rows if row["kind"] == "train"]
     assert rates[-1] < 0.1 * max(rates), "the schedule came to its end, too"
 
@@ -169,14 +171,16 @@ def test_a_budget_that_is_spent_is_an_end(machine: Machine, tmp_path: Path) -> N
         train(config, tmp_path / "run", now=machine, watchers=(Dies(machine, 10.0),))
     (last,) = sorted((tmp_path / "run/checkpoints").glob("step-*"))[-1:]
     outcome = resume(tmp_path / "run", now=machine, started=machine() - 100)
-    assert outcome is not None and outcome.steps == int(last.name.removeprefix("step-"))
+    assert outcome is not None
+    assert outcome.steps == int(last.name.removeprefix("step-"))
     check_end(tmp_path / "run", least=0.15)
 
 
 def test_a_budget_too_short_for_a_second_step_is_reported(machine: Machine, tmp_path: Path) -> None:
     machine.step = lambda elapsed: 40.0
     outcome = train(learner(BUDGET), tmp_path / "run", now=machine)
-    assert outcome is not None and outcome.steps == 1
+    assert outcome is not None
+    assert outcome.steps == 1
     assert any("budget is too short" in note and "40 s" in note for note in outcome.notes)
 
 
@@ -201,7 +205,8 @@ def test_the_clock_lays_the_schedule_over_time() -> None:
     assert clock.progress(7) == pytest.approx(0.5)
     assert clock.left(7, 0.1) == pytest.approx(30.0)
     now.seconds += 1000
-    assert clock.progress(8) == 1.0 and clock.left(8, 0.1) == 0.0
+    assert clock.progress(8) == 1.0
+    assert clock.left(8, 0.1) == 0.0
 
 
 def test_the_clock_stops_before_a_step_that_would_end_too_late() -> None:
@@ -220,7 +225,8 @@ def test_the_clock_stops_before_a_step_that_would_end_too_late() -> None:
 def test_the_clock_counts_what_was_spent_before() -> None:
     clock = BudgetClock(60.0, spent=45.0, started=1000.0, now=Time())
     clock.begun = 15.0
-    assert clock.progress(5) == pytest.approx(30 / 45) and not clock.over(5)
+    assert clock.progress(5) == pytest.approx(30 / 45)
+    assert not clock.over(5)
     assert BudgetClock(60.0, spent=60.5, started=1000.0, now=Time()).over(5)
 
 
@@ -237,12 +243,15 @@ def test_the_rate_comes_down_however_uneven_the_steps_are(stall: float) -> None:
         clock.made(took)
         step += 1
     assert now.seconds - 1000 <= 55.0
-    assert max(rates) == pytest.approx(1.0, abs=0.01) and rates[-1] < 0.01
+    assert max(rates) == pytest.approx(1.0, abs=0.01)
+    assert rates[-1] < 0.01
     peak = rates.index(max(rates))
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
 
 
 def test_a_clock_of_steps_knows_no_time() -> None:
     clock = StepClock(40)
-    assert clock.progress(10) == 0.25 and not clock.over(39) and clock.over(40)
+    assert clock.progress(10) == 0.25
+    assert not clock.over(39)
+    assert clock.over(40)
     assert clock.left(30, 0.5) == 5.0

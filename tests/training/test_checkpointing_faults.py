@@ -72,7 +72,8 @@ def test_a_kill_at_every_call_of_a_save(nursery: Nursery, tmp_path: Path, situat
     child = nursery.run(SCRIPT, tmp_path / "clean")
     assert child.wait() == 0, child.said()
     calls = child.said().split()
-    assert len(calls) > 25 and {"mkdir", "open", "write", "fsync", "rename"} <= set(calls)
+    assert len(calls) > 25
+    assert {"mkdir", "open", "write", "fsync", "rename"} <= set(calls)
     check_loaded(tmp_path / "clean", {NEW})
     for number in range(len(calls)):
         run = tmp_path / f"run-{number}"
@@ -90,7 +91,8 @@ def test_an_error_at_every_call_of_a_save(nursery: Nursery, tmp_path: Path, situ
     child = nursery.run(SCRIPT, tmp_path / "run", kind)
     assert child.wait() == 0, child.said()
     messages = [json.loads(line) for line in child.said().splitlines()]
-    assert len(messages) > 25 and messages.count("nothing") <= 1
+    assert len(messages) > 25
+    assert messages.count("nothing") <= 1
     for number, message in enumerate(messages):
         run = tmp_path / f"run-{number}"
         if message == "nothing":  # an error that changed nothing, such as at the making of a folder that is there
@@ -133,8 +135,10 @@ def test_no_damage_is_loaded(tmp_path: Path) -> None:
             read_checkpoint_folder(store.path(NEW))
         if number % 20 < 4:  # what follows from that is always the same, and takes longer
             found = store.load()
-            assert found is not None and found[0].step == 20
-            assert len(found[2]) == 1 and str(path) in found[2][0]
+            assert found is not None
+            assert found[0].step == 20
+            assert len(found[2]) == 1
+            assert str(path) in found[2][0]
         path.write_bytes(whole)
     check_loaded(tmp_path / "run", {NEW})
 
@@ -147,7 +151,8 @@ def test_a_missing_file_is_damage_too(tmp_path: Path) -> None:
         path.unlink()
         found = store.load()
         path.write_bytes(whole)
-        assert found is not None and found[0].step == 10
+        assert found is not None
+        assert found[0].step == 10
         assert str(path) in found[2][0]
 
 
@@ -172,7 +177,8 @@ def test_damaged_later_checkpoints_do_not_crowd_out_new_ones(tmp_path: Path) -> 
     for step in (40, 50):
         (store.path(step) / "state.json").write_bytes(b"{}")
     found = store.load()
-    assert found is not None and found[0].step == 20
+    assert found is not None
+    assert found[0].step == 20
     store.save(*content(NEW))
     assert store.steps() == [NEW, 20]
 
@@ -194,11 +200,15 @@ def test_a_damaged_best_is_the_best_no_more(tmp_path: Path) -> None:
     store.save(replace(snapshot, best={"kind": "val", "step": 10, "top1": 0.9}), model)
     assert store.steps() == [NEW, 20, 10]
     found = store.load()
-    assert found is not None and found[0].best is not None and found[2] == []
+    assert found is not None
+    assert found[0].best is not None
+    assert found[2] == []
     weights = store.path(10) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     found = store.load()
-    assert found is not None and found[0].step == NEW and found[0].best is None
+    assert found is not None
+    assert found[0].step == NEW
+    assert found[0].best is None
     assert str(weights) in found[2][0]
 
 
@@ -238,7 +248,8 @@ def test_what_kills_have_left_goes(nursery: Nursery, undisturbed: dict, tmp_path
     """Also where no save follows that would tidy up: this run was killed after its last."""
     recipe, run = write_recipe(tmp_path / "recipe.py", tiny(steps=STEPS)), tmp_path / "run"
     child = go_on(nursery, recipe, run, **at("finish"))
-    assert child.wait() == -signal.SIGKILL and (run / f"checkpoints/step-{STEPS:08d}").exists()
+    assert child.wait() == -signal.SIGKILL
+    assert (run / f"checkpoints/step-{STEPS:08d}").exists()
     (run / "model.json").unlink()  # that is what says that it is finished
     for name in (".report.html.x1y2", "checkpoints/.removing-step-00000010", "faults/.step-00000003.x1y2"):
         (run / name / "inner").mkdir(parents=True)
@@ -274,7 +285,8 @@ def test_a_full_disk_is_told_and_survived(nursery: Nursery, undisturbed: dict, t
     step = Store(run, 2).steps()[0]
     child = nursery.run(limited, "resume", run)
     assert child.wait() == 2, child.said()
-    assert "File too large" in child.said() and "Traceback" not in child.said()
+    assert "File too large" in child.said()
+    assert "Traceback" not in child.said()
     assert f"patchword resume {run}" in child.said()
     if room > 1000:
         assert f"The checkpoint of step {step} is intact" in child.said()

@@ -93,7 +93,8 @@ def test_a_fault_in_one_share_stops_all(nursery: Nursery, tmp_path: Path) -> Non
         assert "Step 6 met a number that is not finite (input, images) in the batch digits train" in child.said()
     assert [path.name for path in (run / "faults").iterdir()] == ["step-00000005"]
     fault, again = replay(run / "faults/step-00000005")
-    assert again == fault.place and len(fault.samples) == len(bad) == 16
+    assert again == fault.place
+    assert len(fault.samples) == len(bad) == 16
     state = {path.name: sha256(path) for path in (run / "checkpoints/step-00000005").iterdir()}
     ended(together(nursery, 2, recipe, run, tmp_path / "log", "-1", str(5 * 32 + 16)), 2)
     assert {path.name: sha256(path) for path in (run / "checkpoints/step-00000005").iterdir()} == state

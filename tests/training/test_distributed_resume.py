@@ -80,7 +80,8 @@ def test_losses_are_those_of_one_process(undisturbed: Undisturbed, size: int, ki
     assert len(pairs) > STEPS // 2
     for ours, theirs in pairs:
         name = "loss" if ours["kind"] == "train" else "nll"
-        assert ours["step"] == theirs["step"] and ours[name] == pytest.approx(theirs[name], abs=1e-5)
+        assert ours["step"] == theirs["step"]
+        assert ours[name] == pytest.approx(theirs[name], abs=1e-5)
 
 
 @pytest.mark.parametrize(("size", "kind"), [(2, "plain"), (3, "plain"), (4, "plain"), (3, "rich")])
@@ -190,7 +191,9 @@ def test_the_last_run_of_a_name_is_resumed(tmp_path: Path, monkeypatch: pytest.M
     folders = ["tiny", "tiny", "tiny-2", "tiny-2", "tiny-3"]
     assert [outcome.folder for outcome in outcomes if outcome] == [Path("runs") / name for name in folders]
     first, second, *_ = outcomes
-    assert first and second and (first.figures, first.steps) == (second.figures, second.steps)
+    assert first
+    assert second
+    assert (first.figures, first.steps) == (second.figures, second.steps)
     assert "finished already" in second.notes[-1]
 
 
@@ -199,4 +202,5 @@ def test_precision_that_was_chosen_stays(tmp_path: Path) -> None:
     config = configured(steps=1, precision="auto", data=DataConfig(source="digits", num_workers=0))
     for _ in range(2):
         outcome = train(config, tmp_path / "run", resume="auto")
-    assert outcome and "finished already" in outcome.notes[-1]
+    assert outcome
+    assert "finished already" in outcome.notes[-1]

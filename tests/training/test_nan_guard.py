@@ -153,7 +153,9 @@ def check_replay(folder: Path, trainer: Trainer, fault: Fault, batch: dict[str, 
     assert {path.name for path in written.iterdir()} == files  # none of them a pickle
     recorded, again = replay(written)
     assert recorded == fault
-    assert again == fault.place and again is not None and len(again.sha256) == 64
+    assert again == fault.place
+    assert again is not None
+    assert len(again.sha256) == 64
 
 
 def spoiled(batches: Iterator[Batch], number: int, spoil: Callable[[Batch], None]) -> Generator[Batch, None, None]:
@@ -172,7 +174,8 @@ def test_a_bad_batch(parts: DatasetSplits, tmp_path: Path, cause: str, setting: 
     names = [parts.train.name(int(i)) for i in trainer.loader.order(*part_of(trainer, bad_part))[0]]  # type: ignore
     trainer.batches = spoiled(trainer.batches, bad_part, spoil)
     fault, batch = failed_step(trainer)
-    assert fault.place is not None and (fault.place.where, fault.place.layer) == (where, layer)
+    assert fault.place is not None
+    assert (fault.place.where, fault.place.layer) == (where, layer)
     assert (fault.step, fault.part, fault.samples) == (BEFORE, bad_part, names)
     check_replay(tmp_path, trainer, fault, batch)
     trainer.advance(0.5)  # the batches after it are good
@@ -191,8 +194,11 @@ def test_bad_weights(parts: DatasetSplits, tmp_path: Path, cause: str, setting: 
     with torch.no_grad():
         spoil(trainer.model)
     fault, batch = failed_step(trainer)
-    assert fault.place is not None and fault.place.where == where and fault.place.layer.startswith(layer)
-    assert fault.step == BEFORE and len(fault.samples) == 16 // setting[0]
+    assert fault.place is not None
+    assert fault.place.where == where
+    assert fault.place.layer.startswith(layer)
+    assert fault.step == BEFORE
+    assert len(fault.samples) == 16 // setting[0]
     check_replay(tmp_path, trainer, fault, batch)
 
 
@@ -204,7 +210,9 @@ def test_in_bf16_it_is_looked_for_in_bf16(parts: DatasetSplits, tmp_path: Path) 
     with torch.no_grad():
         spoil(trainer.model)
     fault, batch = failed_step(trainer)
-    assert fault.precision == "bf16" and fault.place is not None and fault.place.where == where
+    assert fault.precision == "bf16"
+    assert fault.place is not None
+    assert fault.place.where == where
     assert fault.place.layer.startswith(layer)
     check_replay(tmp_path, trainer, fault, batch)
 
@@ -237,7 +245,8 @@ def test_lora(parts: DatasetSplits, tmp_path: Path) -> None:
     with torch.no_grad():
         spoil_mlp(trainer.model)
     fault, batch = failed_step(trainer)
-    assert fault.place is not None and fault.place.layer.startswith("blocks.1")
+    assert fault.place is not None
+    assert fault.place.layer.startswith("blocks.1")
     check_replay(tmp_path, trainer, fault, batch)
 
 
@@ -267,11 +276,15 @@ def test_a_run_stops_keeps_the_cause_and_goes_on(
     assert str(first.value).startswith(
         f"Step 8 met a number that is not finite (input, images) in the batch {names[0]}, "
     )
-    assert names[0].startswith("blots ") and len(names) == 8
-    assert str(run / "checkpoints/step-00000007") in str(first.value) and "--optim.lr" in str(first.value)
+    assert names[0].startswith("blots ")
+    assert len(names) == 8
+    assert str(run / "checkpoints/step-00000007") in str(first.value)
+    assert "--optim.lr" in str(first.value)
     assert str(first.value).replace("faults/step-00000007", "faults/step-00000007-2") == str(second.value)
     faults = [replay(folder) for folder in sorted((run / "faults").iterdir())]
-    assert len(faults) == 2 and faults[0] == faults[1] and faults[0][0].place == faults[0][1]
+    assert len(faults) == 2
+    assert faults[0] == faults[1]
+    assert faults[0][0].place == faults[0][1]
     assert {p.name: sha256(p) for p in (run / "checkpoints/step-00000007").iterdir()} == state
     assert (run / "metrics.jsonl").read_bytes() == rows
     resume(run, parts=parts)

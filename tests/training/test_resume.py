@@ -42,7 +42,8 @@ def nursery() -> Nursery:
 
 def configured(kind: str, workers: int = 0) -> Config:
     """adamw, muon, or shares: muon with batches in shares on two cores, which needs a model without dropout; or bf16:
-    shares in that precision."""
+    shares in that precision.
+    """
     optim = OptimConfig(name="adamw" if kind == "adamw" else "muon", lr=3e-3)
     config = tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", num_workers=workers))
     if kind not in ("shares", "bf16"):
@@ -91,7 +92,8 @@ def test_a_kill_before_the_first_step(nursery: Nursery, references: dict[str, di
     for moment, metrics in (("start", False), ("start", False), (0, True), (5, True)):
         child = go_on(nursery, recipe, run, **at(moment))
         assert child.wait() == -signal.SIGKILL, child.said()
-        assert (run / "metrics.jsonl").exists() == metrics and (run / "config.json").exists()
+        assert (run / "metrics.jsonl").exists() == metrics
+        assert (run / "config.json").exists()
         assert not (run / "checkpoints").exists()
     child = nursery.run("resume", run)
     assert child.wait() == 0, child.said()
@@ -128,7 +130,9 @@ def test_a_signal_saves_and_leaves(
     check_end(run, references["muon"])
     again = nursery.run("resume", run)
     assert again.wait() == 2
-    assert f"{run} is finished" in again.said() and "report.html" in again.said() and "Traceback" not in again.said()
+    assert f"{run} is finished" in again.said()
+    assert "report.html" in again.said()
+    assert "Traceback" not in again.said()
 
 
 def test_a_second_signal_is_obeyed_at_once(nursery: Nursery, tmp_path: Path) -> None:
@@ -185,5 +189,6 @@ def test_changed_data_are_refused(nursery: Nursery, tmp_path: Path, change: str)
         shutil.move(photos / "cross/1.png", photos / "circle/1b.png")
     child = nursery.run("resume", run)
     assert child.wait() == 2
-    assert "The data have changed since the run began" in child.said() and "Traceback" not in child.said()
+    assert "The data have changed since the run began" in child.said()
+    assert "Traceback" not in child.said()
     assert (run / "metrics.jsonl").read_bytes() == before, "a refused resumption leaves the run as it was"

@@ -50,6 +50,7 @@ from patchword.training.run_dir import new_folder
 from patchword.training.schedule import BudgetClock, rate
 from patchword.training.trainer import Trainer
 from patchword.training.validation import Answers, ask
+import itertools
 
 
 def renamed(source: ArraySource) -> ArraySource:
@@ -102,7 +103,8 @@ def teacher(tmp_path: Path) -> Path:
 def test_every_recipe_makes_a_step(name: str, teacher: Path, tmp_path: Path) -> None:
     data = DatasetSplits(stripes(16, 16, 3), stripes(8, 16, 3))
     outcome = train(shrunk(load_recipe(name), teacher), tmp_path / "run", parts=data)
-    assert outcome is not None and outcome.steps == 1
+    assert outcome is not None
+    assert outcome.steps == 1
     assert pw.Classifier.load(tmp_path / "run").labels == data.train.labels
 
 
@@ -125,17 +127,22 @@ def test_a_users_own_recipe(tmp_path: Path) -> None:
 
 def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     outcome = train(config(steps=80, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=parts())
-    assert outcome is not None and outcome.figures["test"]["top1"] == 1.0
+    assert outcome is not None
+    assert outcome.figures["test"]["top1"] == 1.0
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert names == {
         "config.json", "split.json", "metrics.jsonl", "checkpoints", "model.safetensors", "model.json", "report.html",
     }  # fmt: skip
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     kinds = [row["kind"] for row in rows]
-    assert kinds.count("test") == 1 and kinds[-1] == "test" and kinds.count("train") == 17
-    assert rows[0]["loss"] > 1.2 and rows[-3]["loss"] < 0.4
+    assert kinds.count("test") == 1
+    assert kinds[-1] == "test"
+    assert kinds.count("train") == 17
+    assert rows[0]["loss"] > 1.2
+    assert rows[-3]["loss"] < 0.4
     found = read_checkpoint(tmp_path / "run")
-    assert found.provenance["metrics"]["test"]["top1"] == 1.0 and found.labels == stripes().labels
+    assert found.provenance["metrics"]["test"]["top1"] == 1.0
+    assert found.labels == stripes().labels
 
 
 def test_runs_are_never_overwritten(tmp_path: Path) -> None:
@@ -159,7 +166,7 @@ def test_evaluations_are_few_where_epochs_are_short(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
     strong = AugmentConfig(crop="shift", flip=0.5, mixup=0.4, random_erasing=0.3)
-    run = lambda **k: losses(trainer(model=TINY.replace(dropout=0.1), augment=strong, **k), 5)  # noqa: E731
+    run = lambda **k: losses(trainer(model=TINY.replace(dropout=0.1), augment=strong, **k), 5)
     assert run() == run() == run(data=DataConfig(num_workers=2)) == run(data=DataConfig(num_workers=3))
     assert run() != run(seed=1)
 
@@ -175,7 +182,8 @@ def test_pictures_come_in_the_same_order_for_every_batch_size() -> None:
         return [int(i) for _ in range(48 // size * 3) for i in next(made.batches).indices]
 
     assert seen(4) == seen(16) == seen(48)
-    assert sorted(seen(16)[:48]) == list(range(48)) and seen(16)[:48] != seen(16)[48:96]
+    assert sorted(seen(16)[:48]) == list(range(48))
+    assert seen(16)[:48] != seen(16)[48:96]
 
 
 def test_balanced_sampling() -> None:
@@ -225,8 +233,10 @@ def test_groups_have_their_rates_and_decay() -> None:
     ].param_groups
     place = {id(p): g for g in groups for p in g["params"]}
     named = {n: place[id(p)] for n, p in model.named_parameters()}
-    assert named["head.weight"]["peak"] == 3.0 and named["norm.weight"]["peak"] == 1.0
-    assert named["blocks.1.mlp.fc1.weight"]["peak"] == 0.5 and named["patch_embed.proj.weight"]["peak"] == 0.125
+    assert named["head.weight"]["peak"] == 3.0
+    assert named["norm.weight"]["peak"] == 1.0
+    assert named["blocks.1.mlp.fc1.weight"]["peak"] == 0.5
+    assert named["patch_embed.proj.weight"]["peak"] == 0.125
     assert named["blocks.0.norm1.weight"]["weight_decay"] == 0 == named["positions.table"]["weight_decay"]
     assert named["blocks.0.attention.qkv.weight"]["weight_decay"] == 0.1
     assert len(place) == len(list(model.parameters()))
@@ -236,7 +246,8 @@ def test_newton_schulz_makes_singular_values_one() -> None:
     torch.manual_seed(0)
     for shape in [(3, 40, 64), (2, 64, 40)]:
         values = torch.linalg.svdvals(newton_schulz(torch.randn(shape)))
-        assert values.min() > 0.9 and values.max() < 1.1
+        assert values.min() > 0.9
+        assert values.max() < 1.1
 
 
 def test_muon_in_bf16_goes_the_same_way() -> None:
@@ -302,8 +313,10 @@ def test_sam_comes_back_to_the_bit() -> None:
 def test_schedules(shape: Any) -> None:
     schedule = ScheduleConfig(shape=shape, warmup_fraction=0.1, cooldown_fraction=0.2)
     values = [rate(schedule, i / 1000) for i in range(1001)]
-    assert values[50] == pytest.approx(0.5) and max(values) == pytest.approx(1.0) and values[0] > 0
-    assert all(b <= a + 1e-9 for a, b in zip(values[100:], values[101:], strict=False))
+    assert values[50] == pytest.approx(0.5)
+    assert max(values) == pytest.approx(1.0)
+    assert values[0] > 0
+    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(values))
     assert values[-1] == pytest.approx(1.0 if shape == "constant" else 0.0, abs=1e-9)
     if shape == "rsqrt":
         assert values[400] == pytest.approx(math.sqrt(0.1 / 0.4))
@@ -314,11 +327,13 @@ def test_a_budget_keeps_time_back() -> None:
     clock = BudgetClock(100, spent=20, started=0.0, now=lambda: now[0])
     clock.reserve = 10.0
     clock.made(2.0)
-    assert clock.progress(0) == 0.0 and not clock.over(5)  # 20 s had gone before the first step: none of the schedule
+    assert clock.progress(0) == 0.0
+    assert not clock.over(5)
     now[0] = 35.0
     assert clock.progress(5) == pytest.approx(35 / 70)
     now[0] = 69.0
-    assert clock.over(5) and not clock.over(0)
+    assert clock.over(5)
+    assert not clock.over(0)
     now[0] = 60.0
     assert not clock.over(5, 7.0) and clock.over(5, 9.0), "what is done before the step counts"
     now[0] = 69.0
@@ -351,7 +366,8 @@ def test_freezing() -> None:
     before = {n: p.detach().clone() for n, p in made.model.named_parameters()}
     losses(made, 3)
     changed = {n.rsplit(".", 1)[0] for n, p in made.model.named_parameters() if not torch.equal(p.detach(), before[n])}
-    assert "blocks.1.mlp.fc1" in changed and not any(n.startswith(("patch_embed", "blocks.0.")) for n in changed)
+    assert "blocks.1.mlp.fc1" in changed
+    assert not any(n.startswith(("patch_embed", "blocks.0.")) for n in changed)
     for names in (("stam",), ("blocks.0", "stam")):
         with pytest.raises(ConfigError, match="no weight begins with stam"):
             trainer(freeze=names)
@@ -368,7 +384,8 @@ def test_frozen_batch_norms_keep_their_statistics() -> None:
         losses(made, 2)
         still = {n for n, b in made.model.named_buffers() if "running" in n and torch.equal(b, before[n])}
         first = {n for n in before if n.startswith("stem.2.")}
-        assert len(first) == 2 < len(before) and still == (first if frozen else set())
+        assert len(first) == 2 < len(before)
+        assert still == (first if frozen else set())
 
 
 @pytest.mark.parametrize("changes", [{"attention_pattern": "local", "window_size": 1}, {"attention_pattern": "axial"}])
@@ -376,7 +393,8 @@ def test_averages_leave_masks_alone(changes: dict[str, Any]) -> None:
     made = trainer(model=TINY.replace(**changes), ema=0.5)
     losses(made, 3)
     said = made.evaluated(next(made.batches).images)
-    assert torch.isfinite(said).all() and made.average is not None
+    assert torch.isfinite(said).all()
+    assert made.average is not None
     for name, buffer in made.model.named_buffers():
         assert torch.equal(buffer, made.average.model.get_buffer(name)), name
 
@@ -417,7 +435,8 @@ def test_validation_decides_how_much_of_the_start_stays(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: float, told: str | None, earlier: bool
 ) -> None:
     """All but the share that is to win are given a worse loss; what wins is what is published, and told of. `earlier`:
-    steps before the last are given a better accuracy, so that one of them is published, and nothing is told."""
+    steps before the last are given a better accuracy, so that one of them is published, and nothing is told.
+    """
     data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
     mixed = config(init=str(teacher), head_init="probe", wise_ft_alpha=0.5, optim=OptimConfig(lr=1e-2), steps=6)
     answers: list[Answers] = []
@@ -440,16 +459,21 @@ def test_validation_decides_how_much_of_the_start_stays(
     monkeypatch.setattr(loop, "ask", watched)
     monkeypatch.setattr(Answers, "figures", spoilt)
     outcome = train(mixed, tmp_path / "run", parts=data)
-    assert outcome is not None and len(answers) == 4
+    assert outcome is not None
+    assert len(answers) == 4
     torch.testing.assert_close(seen[0.5], (seen[0.0] + seen[1.0]) / 2)
     assert not torch.equal(seen[0.0], seen[1.0])
     notes = [n for n in outcome.notes if n.code == "mixture_not_kept"]
     shipped = read_checkpoint(tmp_path / "run").tensors["head.weight"]
     if earlier:
-        assert outcome.best_step == 3 and not notes and not any(torch.equal(shipped, each) for each in seen.values())
+        assert outcome.best_step == 3
+        assert not notes
+        assert not any(torch.equal(shipped, each) for each in seen.values())
     else:
-        assert outcome.best_step == 6 and torch.equal(shipped, seen[best])
-        assert len(notes) == (told is not None) and all(told and n.startswith(told) for n in notes)
+        assert outcome.best_step == 6
+        assert torch.equal(shipped, seen[best])
+        assert len(notes) == (told is not None)
+        assert all(told and n.startswith(told) for n in notes)
 
 
 def other_classes() -> DatasetSplits:
@@ -528,9 +552,11 @@ def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monk
         patched.setattr(loop, "Stop", lambda: contextlib.nullcontext(stop))
         train(begun, tmp_path / "run", parts=data, watchers=(Stopper(),))
     outcome = resume(tmp_path / "run", parts=data)
-    assert outcome is not None and [n.code for n in outcome.notes].count("head_probed") == 1
+    assert outcome is not None
+    assert [n.code for n in outcome.notes].count("head_probed") == 1
     text = outcome.report.read_text()
-    assert "logistic probe" in text and "4 epochs, 12 steps" in text
+    assert "logistic probe" in text
+    assert "4 epochs, 12 steps" in text
 
 
 def test_what_is_assumed_of_weights_is_told(tmp_path: Path) -> None:
@@ -585,9 +611,11 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 def test_fine_tuning_replaces_the_head(teacher: Path, tmp_path: Path) -> None:
     data = DatasetSplits(stripes(48, 16, 3, classes=2), stripes(16, 16, 3, classes=2))
     start = Trainer(config(init=str(teacher)), data, ProcessGroup(), fresh=True)
-    assert start.model.head.weight.shape == (2, 16) and not start.model.head.weight.any()  # type: ignore[union-attr, operator]
+    assert start.model.head.weight.shape == (2, 16)
+    assert not start.model.head.weight.any()
     solved = Trainer(config(init=str(teacher), head_init="probe"), data, ProcessGroup(), fresh=True)
-    assert solved.model.head.weight.any() and solved.notes[-1].code == "head_probed"  # type: ignore[union-attr, operator]
+    assert solved.model.head.weight.any()
+    assert solved.notes[-1].code == "head_probed"
     kept = Trainer(
         config(init=str(teacher)), DatasetSplits(stripes(16, 16, 3), stripes(16, 16, 3)), ProcessGroup(), fresh=True
     )
@@ -647,14 +675,16 @@ def test_a_teacher_sees_whole_pictures_where_the_student_has_small_ones(teacher:
     made.early = True
     batch = next(iter(made.batches))
     inputs = made.inputs(batch)
-    assert made.teacher is not None and inputs["images"].shape[-1] == 8
+    assert made.teacher is not None
+    assert inputs["images"].shape[-1] == 8
     torch.testing.assert_close(inputs["taught"], made.teacher(batch.images))
 
 
 def test_both_heads_learn_where_there_is_no_teacher(tmp_path: Path) -> None:
     model = TINY.replace(distillation=True)
     outcome = train(config(model=model, steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=parts())
-    assert outcome is not None and outcome.figures["test"]["top1"] > 0.9
+    assert outcome is not None
+    assert outcome.figures["test"]["top1"] > 0.9
     learnt = read_checkpoint(tmp_path / "run").tensors
     assert learnt["head_distilled.weight"].abs().max() > 0.1 * learnt["head.weight"].abs().max() > 0
 
@@ -669,7 +699,9 @@ def test_a_resnet_of_ours_teaches(tmp_path: Path) -> None:
     made = Trainer(run, DatasetSplits(stripes(32, 8, 3), stripes(8, 8, 3)), ProcessGroup(), fresh=True)
     made.begin()
     assert all(math.isfinite(loss) for loss in losses(made, 2))
-    assert made.teacher is not None and made.teacher.order is not None and made.teacher.order.tolist() == [3, 2, 1, 0]
+    assert made.teacher is not None
+    assert made.teacher.order is not None
+    assert made.teacher.order.tolist() == [3, 2, 1, 0]
 
 
 def test_a_teacher_of_other_classes_is_refused(teacher: Path) -> None:
@@ -686,7 +718,8 @@ def test_a_teacher_may_know_the_classes_by_other_names() -> None:
     backwards = list(range(999, -1, -1))
     for teacher in (names, None):
         order = label_order("t", teacher, 1000, ids[::-1])
-        assert order is not None and order.tolist() == backwards
+        assert order is not None
+        assert order.tolist() == backwards
     with pytest.raises(ConfigError, match="t does not know the classes of the data.*bird"):
         label_order("t", ("cat", "dog"), 2, ("cat", "bird"))
     with pytest.raises(ConfigError, match="two classes of the data for one"):
@@ -701,7 +734,9 @@ def test_several_labels(tmp_path: Path) -> None:
     outcome = train(
         config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=DatasetSplits(multi_label, multi_label)
     )
-    assert outcome is not None and outcome.figures["val"]["map"] > 0.95 and outcome.figures["val"]["f1"] > 0.9
+    assert outcome is not None
+    assert outcome.figures["val"]["map"] > 0.95
+    assert outcome.figures["val"]["f1"] > 0.9
     scores = pw.Classifier.load(tmp_path / "run")(multi_label.read(1, mode="L")).scores
     assert sum(s.probability > 0.5 for s in scores) == 2  # probabilities of their own, which need not sum to one
 
@@ -733,9 +768,12 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
     (tmp_path / "data/val/b/1.png").write_bytes(b"nothing")
     run = config(data=DataConfig(source=str(tmp_path / "data"), num_workers=2), batch_size=4, steps=6)
     outcome = train(run, tmp_path / "run")
-    assert outcome is not None and outcome.figures["val"]["n"] == 5
+    assert outcome is not None
+    assert outcome.figures["val"]["n"] == 5
     notes = [n for n in outcome.notes if n.code == "images_unreadable"]
-    assert outcome.unreadable == len(notes) == 2 and "train" in notes[0] and "0.png" in notes[0]
+    assert outcome.unreadable == len(notes) == 2
+    assert "train" in notes[0]
+    assert "0.png" in notes[0]
     for path in (tmp_path / "data").rglob("*.png"):
         path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="read"):
@@ -748,7 +786,9 @@ def test_overrides() -> None:
         base, {"optim.lr": 3e-5, "budget": "1h30m", "augment": "medium", "model": "S/16", "log": "wandb"}
     )
     assert (changed.optim.lr, changed.budget, changed.augment.randaug_magnitude) == (3e-5, 5400.0, 15)
-    assert isinstance(changed.model, ViTConfig) and changed.model.embed_dim == 384 and changed.log == ("wandb",)
+    assert isinstance(changed.model, ViTConfig)
+    assert changed.model.embed_dim == 384
+    assert changed.log == ("wandb",)
     for path, named in (
         ("optim.lrr", "Did you mean lr"),
         ("optim.lr.x", "no field x"),
@@ -765,13 +805,15 @@ def test_overrides() -> None:
         wide = apply_overrides(
             base, {"model": "Ti/16", **dict.fromkeys(order, 0), "model.embed_dim": 250, "model.num_heads": 5}
         )
-        assert isinstance(wide.model, ViTConfig) and (wide.model.embed_dim, wide.model.num_heads) == (250, 5)
+        assert isinstance(wide.model, ViTConfig)
+        assert (wide.model.embed_dim, wide.model.num_heads) == (250, 5)
     assert apply_overrides(base, {"freeze": "none"}).freeze == apply_overrides(base, {"freeze": ["none"]}).freeze == ()
     scratch = load_recipe("cifar10_scratch")
     assert apply_overrides(scratch, {"steps": 5}).budget is None, "the length that is given replaces the recipe's"
     assert apply_overrides(scratch, {"epochs": 5}).budget is None
     assert apply_overrides(scratch, {"data": "photos"}).data.source == "photos"
-    assert changed.init is None and apply_overrides(base, {"init": "none"}).init is None
+    assert changed.init is None
+    assert apply_overrides(base, {"init": "none"}).init is None
     assert apply_overrides(base, {"model.drop_path": 0.1}).init == base.init
     with pytest.raises(ConfigError, match=r"model\.depth: the model is that of hf:timm.*--image-size"):
         apply_overrides(base, {"model.depth": 6, "model.drop_path": 0.1})
@@ -779,7 +821,8 @@ def test_overrides() -> None:
     for both in ({"steps": 5, "budget": "1m"}, {"model": "S/16", "init": "hf:a/b"}):
         with pytest.raises(ConfigError):
             apply_overrides(base, both)
-    assert parse_duration("90") == 90 and parse_duration("1.5h") == 5400
+    assert parse_duration("90") == 90
+    assert parse_duration("1.5h") == 5400
     for wrong in ("", "10x", "m10", "1h-3m"):
         with pytest.raises(ConfigError, match="length of time"):
             parse_duration(wrong)
@@ -812,13 +855,17 @@ def test_the_command_line_trains_and_answers(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["steps"] == 3 and said["test"]["n"] == 359 and "top1" in done.stderr
+    assert said["steps"] == 3
+    assert said["test"]["n"] == 359
+    assert "top1" in done.stderr
     kept = json.loads((tmp_path / "run/config.json").read_text())["config"]
     assert (kept["model"]["depth"], kept["optim"]["betas"], kept["freeze"]) == (1, [0.9, 0.95], ["stem", "norm"])
     again = subprocess.run(
         [sys.executable, "-m", "patchword", "resume", "run"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert again.returncode == 2 and "is finished" in again.stderr and "Traceback" not in again.stderr
+    assert again.returncode == 2
+    assert "is finished" in again.stderr
+    assert "Traceback" not in again.stderr
 
 
 def test_small_pictures_first(tmp_path: Path) -> None:
@@ -830,7 +877,8 @@ def test_small_pictures_first(tmp_path: Path) -> None:
         made.advance(step / 6)
     assert sizes == [4, 4, 4, 8, 8, 8], "0.6 of eight pixels, in whole patches of two"
     outcome = train(config(steps=6, progressive_resize=ProgressiveResizeConfig(0.1)), tmp_path / "run", parts=parts())
-    assert outcome is not None and outcome.figures["test"]["n"] == 20
+    assert outcome is not None
+    assert outcome.figures["test"]["n"] == 20
     trainer(
         progressive_resize=ProgressiveResizeConfig(0.5),
         model=TINY.replace(pos_embed="relative", attention_pattern="local", window_size=3),

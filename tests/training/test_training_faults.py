@@ -61,7 +61,9 @@ def test_a_part_that_cannot_be_read_is_told_before_the_first_step(part: str, tmp
 def test_parts_in_memory_are_brought_to_the_same_labels() -> None:
     train_part, test_part = shades(9, ["cat", "dog", "owl"]), shades(4, ["owl", "cat"])
     found = with_validation(DatasetSplits(train_part, None, test_part), 0.34, 0).test
-    assert found is not None and found.labels == ("cat", "dog", "owl") and found.targets.tolist() == [2, 0, 2, 0]
+    assert found is not None
+    assert found.labels == ("cat", "dog", "owl")
+    assert found.targets.tolist() == [2, 0, 2, 0]
     with pytest.raises(DataError, match="The part 'test' has classes that the training part lacks: 'cow'"):
         with_validation(DatasetSplits(train_part, None, shades(4, ["cow", "cat"])), 0.34, 0)
 
@@ -84,7 +86,8 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
     out = Path(".") if kind == "plain" else tmp_path / "link"
     identity = (tmp_path / "empty").stat().st_ino
     outcome = train(config(), out, parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
-    assert outcome is not None and (tmp_path / "empty/model.json").is_file()
+    assert outcome is not None
+    assert (tmp_path / "empty/model.json").is_file()
     assert (tmp_path / "empty").stat().st_ino == identity
     with pytest.raises(ConfigError, match="never overwritten"):
         new_folder(config(), out)
@@ -166,7 +169,9 @@ def test_a_probe_that_sees_a_part_of_validation_sees_all_classes(
     run = config(init=str(tmp_path / "base"), head_init="probe", optim=OptimConfig(lr=1e-5))
     relabelled = DatasetSplits(*(ArraySource(s.images, ["x", "y", "z"], s.targets) for s in (source, by_class)))
     train(run, tmp_path / "run", parts=relabelled)
-    assert len(seen) == 1 and len(seen[0]) == 12 and seen[0].unique().tolist() == [0, 1, 2]
+    assert len(seen) == 1
+    assert len(seen[0]) == 12
+    assert seen[0].unique().tolist() == [0, 1, 2]
 
 
 def test_the_old_model_survives_an_interrupted_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,4 +197,5 @@ def test_the_old_model_survives_an_interrupted_replacement(tmp_path: Path, monke
             with atomic_output(target, overwrite=True, replaceable=("model.json",)) as made:
                 made.mkdir()
         (kept,) = tmp_path.rglob("model.json")
-        assert kept.read_text() == "old" and (kept.parent == target) == (not fails_back)
+        assert kept.read_text() == "old"
+        assert (kept.parent == target) == (not fails_back)

@@ -27,7 +27,7 @@ __all__ = [
     "Resample",
     "ScheduleConfig",
     "Size",
-    "WeightStandardization",
     "ViTConfig",
+    "WeightStandardization",
     "cast",
 ]

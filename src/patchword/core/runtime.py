@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any
 
 # CPU flags that decide how fast, and in which precision, a model can run.
-FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8".split()
-FLAGS += "asimd asimddp bf16 i8mm sve".split()  # the same on ARM
+FLAGS = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"]
+FLAGS += ["asimd", "asimddp", "bf16", "i8mm", "sve"]  # the same on ARM
 
 _CGROUP = Path("/sys/fs/cgroup")
 

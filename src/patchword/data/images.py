@@ -28,8 +28,26 @@ Mode = Literal["RGB", "L"]
 # (EPS calls Ghostscript) and decoders that hardly anyone tests.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .tif .tiff .ppm .pgm .pbm .pnm".split()
-    + ".heic .heif .avif".split(),  # not decoded, but pictures: whoever has them must be told
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".apng",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".heic",
+        ".heif",
+        ".avif",
+    ],  # not decoded, but pictures: whoever has them must be told
 )
 
 # A picture of this size takes 300 MB as RGB. A few kilobytes of file can announce a thousand times as much.

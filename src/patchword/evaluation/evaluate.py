@@ -95,7 +95,8 @@ def evaluate(
     comparison = None
     if against is not None:
         other, others, _ = graded(against, pictures, batch_size, on_progress)
-        assert isinstance(tally, ClassificationMetrics) and isinstance(other, ClassificationMetrics)
+        assert isinstance(tally, ClassificationMetrics)
+        assert isinstance(other, ClassificationMetrics)
         both = set(read) & set(others)  # a picture may be readable for one of them only
         rows = [np.array([name in both for name in names]) for names in (others, read)]
         comparison = compare(other.right[rows[0]], tally.right[rows[1]])

@@ -24,7 +24,8 @@ def features(
     encoder: Encoder, source: Source, layer: int | None = None, on_progress: Callable[[], object] = lambda: None
 ) -> Tensor:
     """float32 (N, D): what the head reads of each picture; or, of the tokens behind block `layer`, the class token, the
-    mean of the patches, or both, as the model pools (the mean where it pools by attention)."""
+    mean of the patches, or both, as the model pools (the mean where it pools by attention).
+    """
     look = partial(reading, encoder.model, layer)
     place = kept_at(encoder, source, layer)
     if place is not None and (found := read_kept(place, len(source))) is not None:

@@ -75,7 +75,8 @@ def path(
     x: Tensor, y: Tensor, classes: int, penalties: Sequence[float], near: LogisticModel | None = None
 ) -> Iterator[LogisticModel]:
     """A solution for each penalty on what lies away from `near`, or else from zero: from the strongest on, each
-    starting where the one before has ended."""
+    starting where the one before has ended.
+    """
     x = x.double()
     mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
     x = (x - mean) / std

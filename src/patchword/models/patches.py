@@ -37,7 +37,7 @@ def patch_grid(images: Tensor, config: ViTConfig) -> Size:
 def check_images(images: Tensor, config: ViTConfig, *, smaller: bool = False) -> None:
     """Raises a ConfigError unless `images` have the model's shape, or a smaller one where that is allowed."""
     expected = (config.in_channels, *config.image_size)
-    if tuple(images.shape[1:]) == expected or smaller and fits_inside(images, config):
+    if tuple(images.shape[1:]) == expected or (smaller and fits_inside(images, config)):
         return
     field = "image_size" if images.ndim == 4 and images.shape[1] == expected[0] else "in_channels"
     shape = ", ".join(map(str, expected))

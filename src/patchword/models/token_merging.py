@@ -35,7 +35,7 @@ def reduce_tokens(model: nn.Module, merged: Sequence[int] = ()) -> nn.Module:
 
     Without merging, a model all of whose tokens are read comes back as it is.
     """
-    if merged or isinstance(model, ViT) and num_read_tokens(model):
+    if merged or (isinstance(model, ViT) and num_read_tokens(model)):
         return TokenMergingViT(model, merged)
     return model
 

@@ -80,7 +80,7 @@ class PostNormBlock(Block):
     """The order of the original Transformer (Vaswani et al., 2017), for comparison: norms come after the sums."""
 
     def forward(self, z: Tensor, grid: Size | None = None) -> Tensor:
-        """z' = LN(MSA(z) + z); z = LN(MLP(z') + z')."""
+        """Z' = LN(MSA(z) + z); z = LN(MLP(z') + z')."""
         z = self.norm1(z + self.add1(self.attention(z, grid)))
         return self.norm2(z + self.add2(self.mlp(z)))
 

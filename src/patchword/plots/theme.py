@@ -68,7 +68,7 @@ def drawn_in(chosen: Theme) -> Iterator[None]:
 
 @functools.cache
 def fonts() -> list[str]:
-    """matplotlib's own font, and those for other scripts that this machine has."""
+    """Matplotlib's own font, and those for other scripts that this machine has."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of every weight a font lacks
     have = {font.name for font in font_manager.fontManager.ttflist}
     return ["DejaVu Sans", *(name for name in OTHER_SCRIPTS if name in have)]

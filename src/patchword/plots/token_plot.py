@@ -15,7 +15,8 @@ MOST_LAYERS = 8
 
 def norms_figure(picture: Image.Image, norms: np.ndarray) -> Figure:
     """What the model sees of a picture, then the lengths of its patch tokens at some stages, each by its own scale,
-    logarithmic: otherwise a few long ones would leave the rest in one colour."""
+    logarithmic: otherwise a few long ones would leave the rest in one colour.
+    """
     stages = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), MOST_LAYERS)).round().astype(int))
     columns = min(len(stages) + 1, 5)
     rows = -(-(len(stages) + 1) // columns)

@@ -24,7 +24,8 @@ class Cell:
 @dataclass(frozen=True)
 class Study:
     """`equal` says what all runs have as much of: steps, where only the variants should differ; or time, where what a
-    model costs is part of the question."""
+    model costs is part of the question.
+    """
 
     name: str
     title: str

@@ -4,4 +4,4 @@ from .callbacks import Callback, RunInfo, TrainResult
 from .nan_guard import replay
 from .run import resume, train
 
-__all__ = ["RunInfo", "TrainResult", "Callback", "replay", "resume", "train"]
+__all__ = ["Callback", "RunInfo", "TrainResult", "replay", "resume", "train"]

@@ -16,7 +16,7 @@ POLL_SECONDS = 0.02
 
 
 def elastic_store(rank: int, size: int, timeout: timedelta) -> Store | None:
-    """torchrun's store, without what earlier attempts have left in it; None: it was not torchrun that started us."""
+    """Torchrun's store, without what earlier attempts have left in it; None: it was not torchrun that started us."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -334,7 +334,8 @@ class Run:
 
     def choose_share(self, answers: Answers) -> tuple[Answers, Note | None]:
         """Where pictures are unlike all that the weights have seen before, half way is worse than either end: the best
-        of the three stands for the last step, and a note where that is not the mixture."""
+        of the three stands for the last step, and a note where that is not the mixture.
+        """
         average, usual = self.trainer.average, 1 - self.config.wise_ft_alpha
         assert average is not None
         found = {usual: answers} | {share: self.asked(average.mixed(share)) for share in ENDS}

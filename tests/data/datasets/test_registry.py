@@ -40,10 +40,18 @@ CIFAR10_BATCHES = (
     "803d5f7f4d78ea53de84dbe85f74fb6d",
 )
 IDX_FILES = {
-    "mnist": ("6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624")
-    + ("2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637"),
-    "fashion-mnist": ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9")
-    + ("8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965"),
+    "mnist": (
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    ),
+    "fashion-mnist": (
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
+    ),
 }
 ORIGINAL = dict(SETS)
 NETWORK = os.environ.get("PATCHWORD_NETWORK") == "1"
@@ -150,7 +158,8 @@ def assert_same(name: str, arrays: Arrays, said: list[str] | None = None) -> Non
         assert isinstance(source, ArraySource)
         np.testing.assert_array_equal(source.images, arrays[f"{part}-images"])
         np.testing.assert_array_equal(source.targets, arrays[f"{part}-targets"])
-        assert source.images.dtype == np.uint8 and source.targets.dtype == np.int64
+        assert source.images.dtype == np.uint8
+        assert source.targets.dtype == np.int64
         assert source.labels == class_names(name)
         assert source.name(7) == f"{name} {part} 7"
 
@@ -290,9 +299,11 @@ def mat(**values: list[int]) -> bytes:
 def assert_files(source: Source | None, paths: list[str], targets: list[int], brightness: int) -> None:
     assert isinstance(source, FileSource)
     assert [source.key(index) for index in range(len(source))] == paths
-    assert source.targets.tolist() == targets and source.targets.dtype == np.int64
+    assert source.targets.tolist() == targets
+    assert source.targets.dtype == np.int64
     image = source.read(0, mode="L")
-    assert image.size == (20, 30) and abs(image.getpixel((5, 5)) - brightness) <= 2  # type: ignore[operator]
+    assert image.size == (20, 30)
+    assert abs(image.getpixel((5, 5)) - brightness) <= 2
 
 
 def test_flowers_have_three_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,9 +391,11 @@ def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tm
 def test_digits_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
     parts = open_named_dataset("digits")
-    assert isinstance(parts.train, ArraySource) and isinstance(parts.test, ArraySource)
+    assert isinstance(parts.train, ArraySource)
+    assert isinstance(parts.test, ArraySource)
     assert (len(parts.train), len(parts.test)) == (1438, 359)
-    assert parts.train.images.shape == (1438, 8, 8, 1) and parts.train.images.max() == 255
+    assert parts.train.images.shape == (1438, 8, 8, 1)
+    assert parts.train.images.max() == 255
     whole = np.bincount(parts.train.targets) + np.bincount(parts.test.targets)
     np.testing.assert_array_equal(np.bincount(parts.test.targets), np.rint(whole * 0.2))
     seen = {image.tobytes() for image in parts.train.images}
@@ -435,10 +448,12 @@ def real(name: str) -> Arrays:
     if not NETWORK and not (data_folder(name) / "arrays").is_dir():
         pytest.skip(f"{name} is not in the cache (set PATCHWORD_NETWORK=1 to fetch it)")
     parts = open_named_dataset(name)
-    assert isinstance(parts.train, ArraySource) and isinstance(parts.test, ArraySource)
+    assert isinstance(parts.train, ArraySource)
+    assert isinstance(parts.test, ArraySource)
     values = (parts.train.images, parts.train.targets, parts.test.images, parts.test.targets)
     arrays = dict(zip(KEYS, values, strict=True))
-    assert isinstance(known.SETS[name], ArraySet) and digest(arrays) == known.SETS[name].digest  # type: ignore[union-attr]
+    assert isinstance(known.SETS[name], ArraySet)
+    assert digest(arrays) == known.SETS[name].digest
     return arrays
 
 

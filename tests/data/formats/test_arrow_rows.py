@@ -44,10 +44,12 @@ def test_a_file_of_bytes_and_words(tmp_path: Path) -> None:
     pictures = [png(i * 10) for i in range(8)]
     path = write(tmp_path / "x.parquet", {"id": range(8), "image": pictures, "label": ["b", "a"] * 4})
     source = resolve_dataset(str(path)).parts["train"]
-    assert source.labels == ("a", "b") and source.targets.tolist() == [1, 0] * 4
+    assert source.labels == ("a", "b")
+    assert source.targets.tolist() == [1, 0] * 4
     assert [grey(source, i) for i in range(8)] == [i * 10 for i in range(8)]
     assert [grey(source.subset(np.array([7, 2])), i) for i in (0, 1)] == [70, 20]
-    assert source.key(7) == "x.parquet row 7" and source.name(7) == str(tmp_path / "x.parquet row 7")
+    assert source.key(7) == "x.parquet row 7"
+    assert source.name(7) == str(tmp_path / "x.parquet row 7")
 
 
 def test_parts_by_file_name_and_names_from_hugging_face(tmp_path: Path) -> None:
@@ -61,17 +63,24 @@ def test_parts_by_file_name_and_names_from_hugging_face(tmp_path: Path) -> None:
     write(tmp_path / "data/test-00000-of-00001.parquet", {"kind": [-1, -1], "img": cells[:2]}, features)
     write(tmp_path / "data/extra.parquet", {"kind": [0], "img": cells[:1]}, features)
     parts = open_data(DataConfig(source=str(tmp_path)), 0)
-    assert parts.train.labels == ("zebra", "ant", "cow") and parts.train.targets.tolist() == [0, 1] * 6
+    assert parts.train.labels == ("zebra", "ant", "cow")
+    assert parts.train.targets.tolist() == [0, 1] * 6
     assert [grey(parts.train, i) for i in range(12)] == list(range(12))
-    assert parts.val is not None and parts.val.targets.tolist() == [2] and grey(parts.val, 0) == 5
-    assert parts.test is None and parts.notes[0].code == "split_left_out" and "'test'" in parts.notes[0]
-    assert "extra.parquet" in parts.notes[1] and len(parts.notes) == 2
+    assert parts.val is not None
+    assert parts.val.targets.tolist() == [2]
+    assert grey(parts.val, 0) == 5
+    assert parts.test is None
+    assert parts.notes[0].code == "split_left_out"
+    assert "'test'" in parts.notes[0]
+    assert "extra.parquet" in parts.notes[1]
+    assert len(parts.notes) == 2
 
 
 def test_numbers_are_ordered_by_value(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [10, 9, 2, 10]})
     source = resolve_dataset(str(path)).parts["train"]
-    assert source.labels == ("2", "9", "10") and source.targets.tolist() == [2, 1, 0, 2]
+    assert source.labels == ("2", "9", "10")
+    assert source.targets.tolist() == [2, 1, 0, 2]
 
 
 def test_unreadable_cells_are_single_failures(tmp_path: Path) -> None:
@@ -89,7 +98,8 @@ def test_unreadable_cells_are_single_failures(tmp_path: Path) -> None:
         with pytest.raises(ImageError, match=f"^Cannot read .*{'gone' if index == 6 else f'row {index}'}") as error:
             source.read(index, mode="RGB")
         assert error.value.code == code
-    assert grey(source, 4) == 127 and grey(source, 5) == 77
+    assert grey(source, 4) == 127
+    assert grey(source, 5) == 77
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -97,7 +107,8 @@ def test_several_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 0 has several labels, 'a', 'b'.*data.multi_label"):
         resolve_dataset(str(path))
     source = resolve_dataset(str(path), multi_label=True).parts["train"]
-    assert source.labels == ("a", "b", "c") and source.targets.dtype == np.float32
+    assert source.labels == ("a", "b", "c")
+    assert source.targets.dtype == np.float32
     assert source.targets.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0], [0, 1, 1]]
 
 
@@ -160,7 +171,8 @@ def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and 1 < len(cells._kept) <= 3
+    assert not wrong
+    assert 1 < len(cells._kept) <= 3
 
 
 @pytest.fixture(scope="module")
@@ -185,21 +197,29 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_saved_dataset(saved: Path) -> None:
     parts = open_data(DataConfig(source=str(saved / "all"), val_fraction=0.2), 0)
-    assert parts.train.labels == ("zoo", "arc") and parts.val is not None and len(parts.val) == 2
-    assert parts.test is not None and grey(parts.test, 0) == 50 and "'unsupervised'" in parts.notes[0]
+    assert parts.train.labels == ("zoo", "arc")
+    assert parts.val is not None
+    assert len(parts.val) == 2
+    assert parts.test is not None
+    assert grey(parts.test, 0) == 50
+    assert "'unsupervised'" in parts.notes[0]
     whole = resolve_dataset(str(saved / "all")).parts["train"]
     assert [grey(whole, i) for i in range(10)] == list(range(10))[::-1]
     assert whole.targets.tolist() == [1, 0] * 5
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda i: grey(whole, i % 10), range(200))) == list(range(10))[::-1] * 20
-    assert whole.key(3) == "train row 3" and whole.name(3) == str(saved / "all/train row 3")
+    assert whole.key(3) == "train row 3"
+    assert whole.name(3) == str(saved / "all/train row 3")
     alone = resolve_dataset(str(saved / "train")).parts["train"]
-    assert len(alone) == 10 and grey(alone, 0) == 9
+    assert len(alone) == 10
+    assert grey(alone, 0) == 9
 
 
 def test_hugging_face_writes_parquet_that_we_read(saved: Path) -> None:
     found = resolve_dataset(str(saved / "files")).parts
-    assert found["train"].labels == ("zoo", "arc") and grey(found["train"], 0) == 9 and grey(found["test"], 0) == 50
+    assert found["train"].labels == ("zoo", "arc")
+    assert grey(found["train"], 0) == 9
+    assert grey(found["test"], 0) == 50
 
 
 def test_the_hub_loader(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +228,8 @@ def test_the_hub_loader(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
     found = resolve_dataset(f"hf-datasets:{saved / 'files'}").parts
-    assert set(found) == {"train", "test"} and grey(found["train"], 3) == 6
+    assert set(found) == {"train", "test"}
+    assert grey(found["train"], 3) == 6
     with pytest.raises(HubError, match="Cannot load the data set"):
         resolve_dataset(f"hf-datasets:{tmp_path / 'nowhere'}")
 

@@ -29,8 +29,10 @@ def test_paths_and_labels(folder: Path) -> None:
     """With a byte-order mark, Windows line ends, quotes, blank lines, capitals and spaces."""
     text = '\ufeffPath, Label \r\np/0.png,cat\r\n\r\n"p/1.png","dog, big"\r\np/2.png, cat \r\n'
     source = open_table(table(folder, text), multi_label=False).parts["train"]
-    assert source.labels == ("cat", "dog, big") and source.targets.tolist() == [0, 1, 0]
-    assert source.name(1) == str(folder / "p/1.png") and source.key(1) == "p/1.png"
+    assert source.labels == ("cat", "dog, big")
+    assert source.targets.tolist() == [0, 1, 0]
+    assert source.name(1) == str(folder / "p/1.png")
+    assert source.key(1) == "p/1.png"
     assert np.asarray(source.read(2, mode="L"))[0, 0] == 80
 
 
@@ -38,22 +40,28 @@ def test_paths_and_labels(folder: Path) -> None:
 def test_delimiters(folder: Path, name: str, mark: str) -> None:
     text = f"id{mark}label{mark}path\n1{mark}a{mark}p/1.png\n2{mark}b{mark}p/2.png\n"
     source = open_table(table(folder, text, name), multi_label=False).parts["train"]
-    assert source.labels == ("a", "b") and source.key(1) == "p/2.png"
+    assert source.labels == ("a", "b")
+    assert source.key(1) == "p/2.png"
 
 
 def test_numbers_are_ordered_by_value(folder: Path) -> None:
     source = open_table(table(folder, "path,label\np/0.png,10\np/1.png,9\np/2.png,0\n"), multi_label=False).parts[
         "train"
     ]
-    assert source.labels == ("0", "9", "10") and source.targets.tolist() == [2, 1, 0]
+    assert source.labels == ("0", "9", "10")
+    assert source.targets.tolist() == [2, 1, 0]
 
 
 def test_a_split_column(folder: Path) -> None:
     text = "path,label,split\np/0.png,b,Train\np/1.png,a,train\np/2.png,b,validation\np/3.png,a,TEST\n"
     parts = open_data(DataConfig(source=str(table(folder, text))), 0)
-    assert parts.train.labels == ("a", "b") and parts.train.targets.tolist() == [1, 0]
-    assert parts.val is not None and parts.val.targets.tolist() == [1]
-    assert parts.test is not None and parts.test.name(0).endswith("3.png") and parts.split["kind"] == "given"
+    assert parts.train.labels == ("a", "b")
+    assert parts.train.targets.tolist() == [1, 0]
+    assert parts.val is not None
+    assert parts.val.targets.tolist() == [1]
+    assert parts.test is not None
+    assert parts.test.name(0).endswith("3.png")
+    assert parts.split["kind"] == "given"
     stranger = table(folder, text + "p/4.png,eel,test\n")
     with pytest.raises(DataError, match="'test' has classes that the training part lacks: 'eel'"):
         open_data(DataConfig(source=str(stranger)), 0)
@@ -68,13 +76,16 @@ ROWS = "path,label\np/0.png,cat\np/1.png,\np/0.png,dog\np/2.png,dog\np/2.png,eel
 def test_several_labels(folder: Path, text: str) -> None:
     found = open_table(table(folder, text), multi_label=True)
     source = found.parts["train"]
-    assert source.labels == ("cat", "dog", "eel") and source.targets.dtype == np.float32
-    assert source.targets.tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 1]] and not found.notes
+    assert source.labels == ("cat", "dog", "eel")
+    assert source.targets.dtype == np.float32
+    assert source.targets.tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 1]]
+    assert not found.notes
 
 
 def test_repeated_lines_count_once(folder: Path) -> None:
     found = open_table(table(folder, "path,label\np/0.png,a\np/1.png,b\np/0.png,a\n"), multi_label=False)
-    assert len(found.parts["train"]) == 2 and "repeats itself in 1 lines" in found.notes[0]
+    assert len(found.parts["train"]) == 2
+    assert "repeats itself in 1 lines" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +139,13 @@ def test_missing_files_are_like_damaged_ones(folder: Path) -> None:
 def test_names_of_all_scripts(folder: Path) -> None:
     Image.new("L", (4, 4), 9).save(folder / "p/猫 é.png")
     source = open_table(table(folder, "path,label\np/猫 é.png,кошка\np/0.png,犬\n"), multi_label=False).parts["train"]
-    assert source.labels == ("кошка", "犬") and np.asarray(source.read(0, mode="L"))[0, 0] == 9
+    assert source.labels == ("кошка", "犬")
+    assert np.asarray(source.read(0, mode="L"))[0, 0] == 9
 
 
 def test_a_million_lines_open(folder: Path) -> None:
     lines = "".join(f"p/{i}.png,class {i % 100}\n" for i in range(1_000_000))
     path = table(folder, "path,label\n" + lines)
     source = open_table(path, multi_label=False).parts["train"]
-    assert len(source) == 1_000_000 and len(source.labels) == 100
+    assert len(source) == 1_000_000
+    assert len(source.labels) == 100

@@ -53,11 +53,13 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 def test_imagenet_table() -> None:
     classes = imagenet_classes()
     wnids = [wnid for wnid, _ in classes]
-    assert len(classes) == 1000 and wnids == sorted(set(wnids))
+    assert len(classes) == 1000
+    assert wnids == sorted(set(wnids))
     assert all(re.fullmatch(r"n\d{8}", wnid) and names.strip() == names != "" for wnid, names in classes)
     known = {0: "tench, Tinca tinca", 281: "tabby, tabby cat", 999: "toilet tissue, toilet paper, bathroom tissue"}
     assert {index: classes[index][1] for index in known} == known
-    assert classes[207] == ("n02099601", "golden retriever") and classes[0][0] == "n01440764"
+    assert classes[207] == ("n02099601", "golden retriever")
+    assert classes[0][0] == "n01440764"
 
 
 LABELS = ["tench, Tinca tinca", "Great White-Shark", "projectile, missile", "missile", "crane", "crane, derrick", "7"]
@@ -134,7 +136,8 @@ def test_one_scheme_must_fit_all() -> None:
 def test_at_most_five_misfits_are_named() -> None:
     with pytest.raises(DataError, match="'w0', 'w1', 'w2', 'w3', 'w4' and 3 more") as error:
         match_classes([f"w{index}" for index in range(8)], ["cat", "dog"], 2)
-    assert "w5" not in str(error.value) and "labels" in str(error.value)
+    assert "w5" not in str(error.value)
+    assert "labels" in str(error.value)
 
 
 def test_the_order_of_folders_is_never_taken_for_the_classes() -> None:
@@ -154,8 +157,10 @@ def test_open_class_folders(tmp_path: Path) -> None:
     make(tmp_path, "dog/2.jpg", "cat/deep/3.png", "dog/1.jpg", "10/4.png")
     found = open_folder(tmp_path)
     source = found.parts["train"]
-    assert list(found.parts) == ["train"] and not found.notes
-    assert source.labels == ("10", "cat", "dog") and source.targets.tolist() == [0, 1, 2, 2]
+    assert list(found.parts) == ["train"]
+    assert not found.notes
+    assert source.labels == ("10", "cat", "dog")
+    assert source.targets.tolist() == [0, 1, 2, 2]
     assert [source.key(i) for i in range(4)] == ["10/4.png", "cat/deep/3.png", "dog/1.jpg", "dog/2.jpg"]
     assert source.name(2) == str(tmp_path / "dog/1.jpg")
 
@@ -168,14 +173,17 @@ def test_open_parts(tmp_path: Path) -> None:
         "val": ("dog",),
         "test": ("cat",),
     }
-    assert not found.notes and found.parts["train"].key(1) == "Training/dog/2.jpg"
+    assert not found.notes
+    assert found.parts["train"].key(1) == "Training/dog/2.jpg"
 
 
 def test_parts_without_classes_and_folders_beside_parts_are_left_out_and_told(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "test/1.jpg", "copy/train/cat/1.jpg", ".cache/2.jpg")
     found = open_folder(tmp_path)
-    assert set(found.parts) == {"train", "val"} and len(found.notes) == 2
-    assert "test was left out. The pictures lie directly in" in found.notes[0] and "'copy'" in found.notes[1]
+    assert set(found.parts) == {"train", "val"}
+    assert len(found.notes) == 2
+    assert "test was left out. The pictures lie directly in" in found.notes[0]
+    assert "'copy'" in found.notes[1]
 
 
 def test_two_folders_for_one_part(tmp_path: Path) -> None:
@@ -187,7 +195,8 @@ def test_two_folders_for_one_part(tmp_path: Path) -> None:
 def test_a_class_called_train_beside_another(tmp_path: Path) -> None:
     make(tmp_path, "train/steam/1.jpg", "train/2.jpg", "bus/2.jpg")
     found = open_folder(tmp_path)
-    assert found.parts["train"].labels == ("bus", "train") and len(found.parts["train"]) == 3
+    assert found.parts["train"].labels == ("bus", "train")
+    assert len(found.parts["train"]) == 3
 
 
 def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:

@@ -51,13 +51,18 @@ def test_a_numbered_pattern_a_glob_and_a_folder_are_the_same(tmp_path: Path) -> 
     write(tmp_path / "val-000000.tar", samples(100, 105))
     references = ("train-{000000..000002}.tar", "train-*.tar", "")
     for source in [resolve_dataset(str(tmp_path / each)).parts["train"] for each in references]:
-        assert source.labels == ("0", "1", "2") and source.targets.tolist() == [i % 3 for i in range(30)]
+        assert source.labels == ("0", "1", "2")
+        assert source.targets.tolist() == [i % 3 for i in range(30)]
         assert [grey(source, i) for i in range(30)] == list(range(30))
-        assert source.key(12) == "train-000001.tar:0012.png" and source.name(12) == str(tmp_path / source.key(12))
+        assert source.key(12) == "train-000001.tar:0012.png"
+        assert source.name(12) == str(tmp_path / source.key(12))
     parts = open_data(DataConfig(source=str(tmp_path)), 0)
-    assert parts.val is not None and grey(parts.val, 4) == 104 and not parts.notes
+    assert parts.val is not None
+    assert grey(parts.val, 4) == 104
+    assert not parts.notes
     explicit = open_data(DataConfig(source=str(tmp_path / "train-*.tar"), val=str(tmp_path / "val-*.tar")), 0)
-    assert explicit.val is not None and len(explicit.val) == 5
+    assert explicit.val is not None
+    assert len(explicit.val) == 5
     with pytest.raises(DataError, match=r"no file .*train-000003\.tar"):
         resolve_dataset(str(tmp_path / "train-{000000..000003}.tar"))
     with pytest.raises(DataError, match="must count upwards"):
@@ -102,7 +107,8 @@ def test_samples_that_lack_something_are_left_out_and_told(tmp_path: Path) -> No
     members |= {"w.png": picture(1), "w.cls": b"\xff\xfe"}
     found = resolve_dataset(str(write(tmp_path / "x.tar", members)))
     assert len(found.parts["train"]) == 4
-    assert len(found.notes) == 1 and "cannot be read: 'x', 'y', 'z', 'w'." in found.notes[0]
+    assert len(found.notes) == 1
+    assert "cannot be read: 'x', 'y', 'z', 'w'." in found.notes[0]
     with pytest.raises(DataError, match="No pictures with labels are in"):
         resolve_dataset(str(write(tmp_path / "empty.tar", {"x.png": picture(1)})))
 
@@ -123,7 +129,8 @@ def test_names_are_only_names(tmp_path: Path, form: int) -> None:
     outside.write_bytes(picture(200))
     found = resolve_dataset(str(path))
     source = found.parts["train"]
-    assert [grey(source, i) for i in range(len(source))] == [0, 1, 2, 3, 4] and "'link'" in found.notes[0]
+    assert [grey(source, i) for i in range(len(source))] == [0, 1, 2, 3, 4]
+    assert "'link'" in found.notes[0]
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["inside", "outside.png", "x.tar"]
 
 
@@ -136,12 +143,15 @@ def test_a_tar_that_is_cut_short(tmp_path: Path) -> None:
     for end, reason in ((cut, "'0007.png' ends after"), (places["0007.png"].offset + 100, "damaged or cut short")):
         whole.write_bytes(data[:end])
         found = resolve_dataset(str(whole))
-        assert len(found.parts["train"]) == 7 and grey(found.parts["train"], 6) == 6
-        assert reason in found.notes[0] and "7 samples before that are used" in found.notes[0]
+        assert len(found.parts["train"]) == 7
+        assert grey(found.parts["train"], 6) == 6
+        assert reason in found.notes[0]
+        assert "7 samples before that are used" in found.notes[0]
     middle = places["0003.png"].offset
     whole.write_bytes(data[:middle] + b"\x55" * 512 + data[middle + 512 :])
     found = resolve_dataset(str(whole))
-    assert len(found.parts["train"]) == 3 and "no header" in found.notes[0]
+    assert len(found.parts["train"]) == 3
+    assert "no header" in found.notes[0]
 
 
 @pytest.mark.parametrize(("size", "reason"), [(2**62, "ends after the file"), (None, "contradict|header")])
@@ -153,7 +163,8 @@ def test_sizes_that_lie(tmp_path: Path, size: int | None, reason: str) -> None:
     bomb.size = 512 - end if size is None else size  # back to the second header, from where all begins again
     path.write_bytes(path.read_bytes()[:end] + bomb.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     found = resolve_dataset(str(path))
-    assert len(found.parts["train"]) == 2 and re.search(reason, found.notes[0])
+    assert len(found.parts["train"]) == 2
+    assert re.search(reason, found.notes[0])
 
 
 def test_what_is_no_tar(tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ def test_directions_are_fair() -> None:
     results = randaugment(np.repeat(picture, 16_000, axis=0), 1, 10, keys(1, 0, np.arange(16_000)))
     right = (results[:, :, -1] == op.GREY).all(axis=(1, 2)) & (results[:, :, 0] == 0).all(axis=(1, 2))
     left = (results[:, :, 0] == op.GREY).all(axis=(1, 2)) & (results[:, :, -1] == 0).all(axis=(1, 2))
-    assert right.sum() > 400 and left.sum() > 400
+    assert right.sum() > 400
+    assert left.sum() > 400
     assert abs(right.sum() - left.sum()) < 4 * math.sqrt(right.sum() + left.sum())
     twice = randaugment(np.repeat(picture, 16_000, axis=0), 2, 10, keys(1, 0, np.arange(16_000)))
     emptied = (twice == op.GREY).all(axis=(1, 2, 3)).sum()  # moved the same way twice, along one axis or the other
@@ -177,7 +178,8 @@ def test_a_picture_does_not_depend_on_its_batch(config: AugmentConfig, channels:
     names = keys(3, 4, np.arange(64))
     before = images.clone()
     together = augment(images, config, names)
-    assert together.dtype == torch.uint8 and together.shape == images.shape
+    assert together.dtype == torch.uint8
+    assert together.shape == images.shape
     assert torch.equal(images, before), "the input was changed"
     assert len(np.unique(together.numpy().reshape(64, -1), axis=0)) > 32, "not much of an augmentation"
     alone = torch.cat([augment(images[i : i + 1], config, names[i : i + 1]) for i in range(64)])
@@ -196,7 +198,8 @@ def test_epochs_differ_and_repeat() -> None:
 def test_the_defaults_change_nothing() -> None:
     images = torch.from_numpy(photographs())
     result = augment(images, AugmentConfig(), keys(0, 0, np.arange(8)))
-    assert torch.equal(result, images) and result.data_ptr() != images.data_ptr()
+    assert torch.equal(result, images)
+    assert result.data_ptr() != images.data_ptr()
 
 
 def test_flip() -> None:
@@ -238,7 +241,8 @@ def test_colour_changes_like_pillow() -> None:
 def test_colour_is_uniform() -> None:
     grey = torch.full((5000, 1, 1, 3), 150, dtype=torch.uint8)  # contrast and saturation leave it as it is
     result = augment(grey, AugmentConfig(color_jitter=0.5), keys(0, 0, np.arange(5000))).numpy()[:, 0, 0, 0]
-    assert result.min() >= 75 and result.max() <= 225
+    assert result.min() >= 75
+    assert result.max() <= 225
     spread = result + np.random.default_rng(0).random(5000)  # undoes the truncation
     assert stats.kstest(spread, stats.uniform(75, 150).cdf).pvalue > LEAST_P
 
@@ -250,7 +254,8 @@ def test_cutout_blanks_a_square() -> None:
     assert (result[~blank] == 0).all()
     rows, columns = blank.any(axis=2).sum(axis=1), blank.any(axis=1).sum(axis=1)
     np.testing.assert_array_equal(blank.sum(axis=(1, 2)), rows * columns)
-    assert rows.max() == columns.max() == 8 and rows.min() == columns.min() == 4  # centres lie inside
+    assert rows.max() == columns.max() == 8
+    assert rows.min() == columns.min() == 4
     inside = rows == 8
     assert stats.chisquare(np.bincount(blank.any(axis=2)[inside].argmax(axis=1), minlength=13)).pvalue > LEAST_P
 
@@ -264,7 +269,8 @@ def test_erase_fills_a_rectangle_with_noise() -> None:
     rows, columns = changed[erased].any(axis=2).sum(axis=1), changed[erased].any(axis=1).sum(axis=1)
     area = rows * columns / 1024
     assert (changed[erased].sum(axis=(1, 2)) > 0.99 * rows * columns).all()  # noise may happen to be 200
-    assert 0.015 < area.min() < 0.04 and 0.29 < area.max() < 0.36
+    assert 0.015 < area.min() < 0.04
+    assert 0.29 < area.max() < 0.36
     noise = result[changed].reshape(-1)
     assert stats.chisquare(np.delete(np.bincount(noise, minlength=256), 200)).pvalue > LEAST_P
     assert not np.array_equal(result[erased[0]], result[erased[1]])
@@ -308,7 +314,8 @@ def test_crop_boxes_have_the_right_distribution() -> None:
     config = AugmentConfig(crop="resized", scale=(0.1, 0.4), ratio=(0.5, 2.0))
     count, side = 20_000, 4000  # so small parts always fit, and rounding does not matter
     left, top, right, bottom = crop_boxes(config, keys(0, 0, np.arange(count)), *np.full((2, count), side)).T
-    assert min(left.min(), top.min()) >= 0 and max(right.max(), bottom.max()) <= side
+    assert min(left.min(), top.min()) >= 0
+    assert max(right.max(), bottom.max()) <= side
     rows, columns = bottom - top, right - left
     for values, low, high in (
         (rows * columns / side**2, 0.1, 0.4),
@@ -331,7 +338,9 @@ def test_crop_resized() -> None:
     photograph = Image.fromarray(load_sample_images().images[0])
     box = np.array([100, 50, 420, 290])
     pixels = crop_resized(photograph, box, (60, 80), "bicubic")
-    assert pixels.shape == (60, 80, 3) and pixels.dtype == np.uint8 and pixels.flags.writeable
+    assert pixels.shape == (60, 80, 3)
+    assert pixels.dtype == np.uint8
+    assert pixels.flags.writeable
     cut = np.array(photograph.crop((100, 50, 420, 290)).resize((80, 60), Image.Resampling.BICUBIC))
     # At the edges the filter looks beyond the box here, and cannot there.
     np.testing.assert_array_equal(pixels[3:-3, 3:-3], cut[3:-3, 3:-3])
@@ -360,7 +369,8 @@ MIXES = [AugmentConfig(mixup=0.8), AugmentConfig(cutmix=1.0), AugmentConfig(mixu
 def test_labels_are_mixed_as_pixels_are(config: AugmentConfig) -> None:
     before, labels = black_and_white(500)
     images, targets = mix(before, labels, config, keys(0, 0, np.arange(1000)))
-    assert images.data_ptr() == before.data_ptr() and targets.data_ptr() == labels.data_ptr()  # in place
+    assert images.data_ptr() == before.data_ptr()
+    assert targets.data_ptr() == labels.data_ptr()
     torch.testing.assert_close(images.mean((1, 2, 3)), targets[:, 1], atol=1e-5, rtol=0)
     torch.testing.assert_close(targets.sum(1), torch.ones(1000))
     torch.testing.assert_close(images[0::2] + images[1::2], torch.ones(500, 3, 16, 24))  # nothing is lost
@@ -407,14 +417,16 @@ def test_mixing_does_not_depend_on_how_a_batch_is_divided(config: AugmentConfig,
             assert torch.equal(torch.cat([part[1] for part in parts]), whole[1])
     finally:
         torch.set_num_threads(usual)
-    assert torch.equal(whole[0][30], images[30]) and torch.equal(whole[1][30], targets[30])  # the odd one
+    assert torch.equal(whole[0][30], images[30])
+    assert torch.equal(whole[1][30], targets[30])
     assert not torch.equal(whole[0][:30], images[:30])
 
 
 def test_without_mixing_nothing_changes() -> None:
     images, targets = black_and_white(2)
     mixed = mix(images, targets, AugmentConfig(), keys(0, 0, np.arange(4)))
-    assert mixed[0] is images and mixed[1] is targets
+    assert mixed[0] is images
+    assert mixed[1] is targets
     torch.testing.assert_close(images, black_and_white(2)[0], rtol=0, atol=0)
 
 
@@ -423,7 +435,9 @@ def test_without_mixing_nothing_changes() -> None:
 def test_a_batch_without_pairs_stays(config: AugmentConfig, count: int) -> None:
     images, targets = (batch[1 : 1 + count].clone() for batch in black_and_white(1))
     mix(images, targets, config, keys(0, 0, np.arange(count)))
-    assert images.shape == (count, 3, 16, 24) and (images == 1).all() and (targets == torch.tensor([0.0, 1.0])).all()
+    assert images.shape == (count, 3, 16, 24)
+    assert (images == 1).all()
+    assert (targets == torch.tensor([0.0, 1.0])).all()
 
 
 def test_an_empty_batch_stays_empty() -> None:

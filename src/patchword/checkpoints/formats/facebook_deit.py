@@ -28,7 +28,7 @@ class DeiT(Family):
     preprocess: ClassVar[Fields] = {"crop": 0.875, "statistics": "imagenet"}
 
     def recognises(self, source: Source) -> bool:
-        """timm's names, but inside {"model": ...} or with DeiT III's own LayerScale."""
+        """Timm's names, but inside {"model": ...} or with DeiT III's own LayerScale."""
         names = source.tensors
         plain = "pos_embed" in names and "patch_embed.proj.weight" in names and "mask_token" not in names
         return plain and (source.wrapped or "blocks.0.gamma_1" in names)

@@ -175,7 +175,7 @@ def positions_of(tensors: Tensors, fields: Fields, given: Fields, no_embed_class
 
 
 def stated_preprocess(config: Any) -> Fields:
-    """timm's pretrained_cfg as fields of ours; its input size may be the entry point's, so it is left alone."""
+    """Timm's pretrained_cfg as fields of ours; its input size may be the entry point's, so it is left alone."""
     if not isinstance(config, dict):
         return {}
     names = {"mean": "mean", "std": "std", "crop_pct": "crop", "interpolation": "interpolation"}

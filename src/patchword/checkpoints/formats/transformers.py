@@ -236,7 +236,7 @@ def transformers_config(config: ViTConfig, labels: tuple[str, ...] | None) -> Fi
 
 
 def dino_ratio(config: ViTConfig) -> int:
-    """transformers derives the MLP's width from a whole ratio; a SwiGLU has two thirds, rounded up to eights."""
+    """Transformers derives the MLP's width from a whole ratio; a SwiGLU has two thirds, rounded up to eights."""
     for ratio in range(1, 17):
         width = ratio * config.embed_dim
         if (width if config.activation != "swiglu" else (int(width * 2 / 3) + 7) // 8 * 8) == config.mlp_dim:

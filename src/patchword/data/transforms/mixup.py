@@ -43,7 +43,7 @@ def lent(config: AugmentConfig, keys: np.ndarray, height: int, width: int) -> tu
 
 
 def _spans(part: np.ndarray, centre: np.ndarray, length: int) -> np.ndarray:
-    """bool (n, length): along one side, the pixels in a square of `part` of the area around a centre in 0..1."""
+    """Bool (n, length): along one side, the pixels in a square of `part` of the area around a centre in 0..1."""
     pixels = np.floor(np.sqrt(part) * length)
     start = (np.floor(centre * length) - pixels // 2)[:, None]
     places = np.arange(length)
