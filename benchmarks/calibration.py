@@ -17,8 +17,8 @@ from harness import shown, write_result
 from patchword.data.formats.image_folder import match_classes
 from patchword.evaluation.evaluate import labeled_images
 from patchword.inference.classifier import Classifier
-from patchword.metrics.calibration import fit_temperature
-from patchword.metrics.classification import ClassificationMetrics, expected_calibration_error
+from patchword.metrics.calibration import expected_calibration_error, fit_temperature
+from patchword.metrics.classification import ClassificationMetrics
 
 SHOWN = ("top1", "nll", "brier", "ece", "ece_adaptive")
 
@@ -49,9 +49,8 @@ def main() -> None:
     divided = logits / np.where(half == 0, temperatures[1], temperatures[0])[:, None]
     found: dict[str, Any] = {"temperatures": [round(t, 4) for t in temperatures]}
     for name, values in (("before", logits), ("after", divided)):
-        tally = ClassificationMetrics()
-        tally.add(torch.from_numpy(values), targets.tolist())
-        figures, intervals = tally.detailed(logits.shape[1])
+        tally = ClassificationMetrics.from_arrays(values, targets)
+        figures, intervals = tally.compute_with_intervals(logits.shape[1])
         found[name] = {key: {"value": figures[key], "interval": intervals[key]} for key in SHOWN}
         said = [f"{key} {figures[key]:.4f} ({intervals[key][0]:.4f} to {intervals[key][1]:.4f})" for key in SHOWN]
         print(name, *said, sep="\n  ")

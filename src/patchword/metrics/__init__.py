@@ -1,1 +1,1 @@
-"""Metrics on plain arrays: classification, multi-label, calibration, intervals. No models, no files."""
+"""Metrics of classifiers with confidence intervals. Arrays in, numbers and rows out; no models, no files."""

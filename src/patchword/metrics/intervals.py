@@ -1,7 +1,4 @@
-"""How sure a figure is: Wilson's and bootstrap intervals, and whether one model is really better than another.
-
-Plain arrays; no models, no files.
-"""
+"""Confidence intervals (Wilson, bootstrap), and a paired comparison of two models (McNemar's test)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,58 +9,59 @@ from scipy.stats import binomtest, bootstrap
 
 ROUNDS = 2000
 LEVEL = 0.95
+MAX_BATCH_VALUES = 5_000_000  # resampled at once: less than 100 MB
 
 
 def wilson(rate: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval for a rate that was seen in n independent trials."""
+    """Wilson's 95% score interval of a rate observed in n independent trials."""
     if n <= 0:
         return 0.0, 1.0
-    found = binomtest(round(rate * n), n).proportion_ci(LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+    interval = binomtest(round(rate * n), n).proportion_ci(LEVEL, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
-def bootstrap_all(
+def bootstrap_statistics(
     statistics: Callable[[np.ndarray], np.ndarray], count: int, *, rounds: int = ROUNDS, seed: int = 0
 ) -> list[tuple[float, float]]:
-    """95 % percentile intervals of `statistics(rows)`, (S,), where rows are drawn from `count` with replacement."""
-    if count < 2:  # which scipy refuses: every draw is the same
+    """95% percentile intervals of `statistics(rows)`, (S,), with rows drawn from range(count) with replacement."""
+    if count < 2:  # scipy refuses a single row: every resample is the same
         return [(float(value), float(value)) for value in statistics(np.arange(count))]
-    found = percentile_bootstrap(np.arange(count), statistics, rounds, seed, vectorized=False)
-    return [(float(low), float(high)) for low, high in zip(found.low, found.high, strict=True)]
+    interval = percentile_bootstrap(np.arange(count), statistics, rounds, seed, vectorized=False)
+    return [(float(low), float(high)) for low, high in zip(interval.low, interval.high, strict=True)]
 
 
 def bootstrap_mean(values: np.ndarray, *, rounds: int = ROUNDS, seed: int = 0) -> tuple[float, float]:
-    """The same for a mean, many rounds at once."""
+    """The 95% percentile interval of a mean, vectorized."""
     if len(values) < 2:
         return float(values[0]), float(values[0])
-    found = percentile_bootstrap(values, np.mean, rounds, seed, vectorized=True)
-    return float(found.low), float(found.high)
+    interval = percentile_bootstrap(values, np.mean, rounds, seed, vectorized=True)
+    return float(interval.low), float(interval.high)
 
 
 def percentile_bootstrap(
     values: np.ndarray, statistic: Callable[..., Any], rounds: int, seed: int, *, vectorized: bool
 ) -> Any:
-    """The interval, as an object with `low` and `high`, from as many draws at once as take less than 100 MB."""
+    """scipy's confidence interval, with `low` and `high`, in batches of bounded memory."""
     result = bootstrap(
-        (values,), statistic, n_resamples=rounds, batch=max(1, 5_000_000 // len(values)), vectorized=vectorized,
-        confidence_level=LEVEL, method="percentile", random_state=np.random.default_rng(seed),
+        (values,), statistic, n_resamples=rounds, batch=max(1, MAX_BATCH_VALUES // len(values)),
+        vectorized=vectorized, confidence_level=LEVEL, method="percentile", random_state=np.random.default_rng(seed),
     )  # fmt: skip
     return result.confidence_interval
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same pictures."""
+    """Two models on the same images: the first is the reference, the second the model in question."""
 
-    first: float  # accuracy of the other
-    second: float  # accuracy of the model in question
-    only_first: int  # pictures that only the other got right ...
-    only_second: int  # ... and only the model in question
-    p_value: float  # of McNemar's exact test: how probable such a difference is, were they equally good
-    difference: tuple[float, float]  # 95 % interval of second - first
+    first: float  # accuracy
+    second: float
+    only_first: int  # images that only the first model classifies correctly
+    only_second: int
+    p_value: float  # of McNemar's exact test
+    difference: tuple[float, float]  # 95% interval of second - first
 
     def verdict(self) -> str:
-        """In a sentence."""
+        """The comparison as a sentence."""
         gain, (low, high) = 100 * (self.second - self.first), (100 * end for end in self.difference)
         only = f"only this model is right on {self.only_second} images, only the other on {self.only_first}"
         numbers = (
@@ -74,8 +72,8 @@ class Comparison:
         return f"{'This model' if gain > 0 else 'The other model'} is better ({numbers})."
 
 
-def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """From whether each model was right, picture by picture: boolean (N,) each."""
+def compare_paired(first: np.ndarray, second: np.ndarray) -> Comparison:
+    """Compare two models by whether each classified each image correctly: bool (N,) each."""
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
     disagreements = only_first + only_second
     p_value = float(binomtest(only_first, disagreements, 0.5).pvalue) if disagreements else 1.0

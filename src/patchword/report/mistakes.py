@@ -1,14 +1,13 @@
-"""The hardest mistakes: found in the predictions of an evaluation, and as thumbnails for a page."""
+"""The hardest mistakes of a model, with their images as thumbnails."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from ..errors import ImageError
-from ..evaluation.evaluate import LabeledImage
-from ..inference.classifier import Classifier
+from ..metrics.classification import PredictionRow
 from .embedded_images import data_uri
 from .report_data import ClassificationResults, Mistake
 
@@ -44,16 +43,23 @@ def thumbnail(mistake: Mistake) -> Thumbnail:
 
 
 def hardest_mistakes(
-    classifier: Classifier, images: Sequence[LabeledImage], predictions: Sequence[Mapping[str, object]]
-) -> Iterator[Mistake]:
-    """Wrong predictions by decreasing loss, with the images read again as the model sees them."""
-    by_name = {each.name: each for each in images}
-    wrong = [row for row in predictions if row["true"] != row["predicted"]]
-    for row in sorted(wrong, key=lambda row: -float(str(row["loss"])))[:MAX_MISTAKES]:
-        each = by_name[str(row["name"])]
+    rows: Sequence[PredictionRow], read_pixels: Callable[[int], np.ndarray], limit: int = MAX_MISTAKES
+) -> list[Mistake]:
+    """The wrong predictions by decreasing loss, with their images. Training and evaluation reports both use this.
+
+    Args:
+        rows: a row for each image, from `ClassificationMetrics.prediction_rows`.
+        read_pixels: returns the image of row i as the model sees it, uint8 (h, w, c). If it raises `ImageError`
+            (the file was deleted since), the mistake is left out.
+        limit: the number of mistakes.
+    """
+    wrong = [i for i, row in enumerate(rows) if row["true"] != row["predicted"]]
+    mistakes = []
+    for i in sorted(wrong, key=lambda i: -rows[i]["loss"])[:limit]:
+        row = rows[i]
         try:
-            pixels = classifier.pixels(each.picture).numpy()
-        except ImageError:  # deleted since it was evaluated
+            image = read_pixels(i)
+        except ImageError:
             continue
-        probability, loss = float(str(row["probability"])), float(str(row["loss"]))
-        yield Mistake(each.name, pixels, str(row["true"]), str(row["predicted"]), probability, loss)
+        mistakes.append(Mistake(row["name"], image, row["true"], row["predicted"], row["probability"], row["loss"]))
+    return mistakes

@@ -10,7 +10,8 @@ from torch import nn
 from ..data.loader import Batch, Loader
 from ..errors import DataError
 from ..metrics.calibration import fit_temperature
-from ..metrics.classification import ClassificationMetrics, multi_label_metrics
+from ..metrics.classification import ClassificationMetrics
+from ..metrics.multilabel import multi_label_metrics
 from .distributed import ProcessGroup
 
 BATCH_SIZE = 64  # pictures, on each core
@@ -28,10 +29,10 @@ class Answers:
     def figures(self) -> dict[str, float | int]:
         if self.targets.ndim == 2:
             return multi_label_metrics(self.logits, self.targets)
-        return self.tally().figures()
+        return self.tally().compute()
 
     def tally(self) -> ClassificationMetrics:
-        return tallied(self.logits, self.targets)
+        return ClassificationMetrics.from_arrays(self.logits, self.targets)
 
     def temperature(self) -> float:
         """What makes the model's confidence honest on these samples; 1 where labels are several."""
@@ -41,14 +42,8 @@ class Answers:
         """How honest the finished model's probabilities are, before and after it has a temperature."""
         if self.targets.ndim == 2:
             return {}
-        before, after = (tallied(self.plain / t, self.targets).figures() for t in (1.0, temperature))
+        before, after = (ClassificationMetrics.from_arrays(self.plain / t, self.targets).compute() for t in (1.0, temperature))
         return {"ece_uncalibrated": before["ece"], "ece_calibrated": after["ece"], "nll_calibrated": after["nll"]}
-
-
-def tallied(logits: np.ndarray, targets: np.ndarray) -> ClassificationMetrics:
-    tally = ClassificationMetrics()
-    tally.add(torch.from_numpy(logits), targets.tolist())
-    return tally
 
 
 def ask(model: nn.Module, loader: Loader, *, flip: bool, world: ProcessGroup, batch_size: int = BATCH_SIZE) -> Answers:
@@ -81,8 +76,8 @@ def _answers(
     model.eval()
     try:
         if device.type == "cpu":
-            yield from loader.answered(answer, batch_size, indices)
+            yield from loader.map_batches(answer, batch_size, indices)
         else:
-            yield from map(answer, loader.evaluation(batch_size, indices))
+            yield from map(answer, loader.eval_batches(batch_size, indices))
     finally:
         model.train(was_training)
