@@ -19,11 +19,11 @@ from helpers.shared_data import shared_path
 from patchword.cli.commands.doctor_command import consult
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
 from patchword.core import runtime
-from patchword.core.text import visible
-from patchword.data.formats.image_folder import class_folders
+from patchword.core.text import escape_unprintable
+from patchword.data.formats.image_folder import list_labeled_images
 from patchword.data.resolve import open_data
 from patchword.data.sources import ArraySource, DatasetSplits, FileSource, from_arrays
-from patchword.doctor import Finding, examine, examine_config, findings_table, machine_facts, machine_findings
+from patchword.doctor import Finding, examine, examine_config, findings_table, machine_info, machine_findings
 from patchword.doctor.image_survey import Look, header, look_at
 from patchword.doctor.near_duplicates import ALIKE, CORRELATED, candidates, correlation, difference_hashes
 from patchword.recipes import RECIPES, load_recipe
@@ -73,14 +73,14 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def noted(findings: list[Finding], words: str) -> Finding:
-    (finding,) = [finding for finding in findings if words in finding.what]
+    (finding,) = [finding for finding in findings if words in finding.message]
     assert finding.severity == "note"
     return finding
 
 
 def test_a_clean_folder_gets_no_warning(root: Path) -> None:
     findings = diagnosis(root)
-    assert [finding.what for finding in findings] == ["The pictures are 80 x 96 pixels (height x width, median)."]
+    assert [finding.message for finding in findings] == ["The pictures are 80 x 96 pixels (height x width, median)."]
     assert findings[0].severity == "note"
 
 
@@ -107,9 +107,9 @@ def test_corrupt_files(root: Path) -> None:
     (root / "train/owl/3.jpg").write_bytes(b"")
     finding = only(diagnosis(root))
     assert finding.severity == "warning"
-    assert finding.what == "3 of the 36 pictures in train cannot be read."
+    assert finding.message == "3 of the 36 pictures in train cannot be read."
     names = ("cat/1.jpg", "dog/2.jpg", "owl/3.jpg")
-    assert all(name in reason for name, reason in zip(names, finding.where, strict=True))
+    assert all(name in reason for name, reason in zip(names, finding.details, strict=True))
 
 
 def test_a_part_without_a_readable_picture(root: Path) -> None:
@@ -117,15 +117,15 @@ def test_a_part_without_a_readable_picture(root: Path) -> None:
         file.write_text("no")
     finding = only(diagnosis(root))
     assert finding.severity == "error"
-    assert finding.what == "None of the 12 pictures in test can be read."
-    assert len(finding.where) == 12
+    assert finding.message == "None of the 12 pictures in test can be read."
+    assert len(finding.details) == 12
 
 
 def test_nothing_at_all_can_be_read(tmp_path: Path) -> None:
     source = FileSource(["a.jpg", "b.jpg"], ["x", "y"], np.array([0, 1]), tmp_path)
     findings = examine(DatasetSplits(source), image_size=(32, 32))
     assert findings[0].severity == "error"
-    assert "None of the 2 pictures" in findings[0].what
+    assert "None of the 2 pictures" in findings[0].message
 
 
 def test_tiny_classes(root: Path) -> None:
@@ -133,15 +133,15 @@ def test_tiny_classes(root: Path) -> None:
         (root / f"train/owl/{number}.jpg").unlink()
     finding = only(diagnosis(root))
     assert finding.severity == "warning"
-    assert finding.where == ("owl: 8",)
-    assert finding.what == "1 class has fewer than 10 pictures to learn from."
+    assert finding.details == ("owl: 8",)
+    assert finding.message == "1 class has fewer than 10 pictures to learn from."
 
 
 def test_a_class_that_is_not_measured(root: Path) -> None:
     shutil.rmtree(root / "val/dog")
     finding = only(diagnosis(root))
-    assert "no picture in val" in finding.what
-    assert finding.where == ("dog",)
+    assert "no picture in val" in finding.message
+    assert finding.details == ("dog",)
 
 
 def test_a_class_that_cannot_be_learnt(root: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_class_that_cannot_be_learnt(root: Path) -> None:
     lacking = DatasetSplits(parts.train.subset(keep), parts.val, parts.test)
     finding = only(examine(lacking, image_size=(64, 64)))
     assert finding.severity == "error"
-    assert finding.where == ("dog",)
-    assert "no picture to learn from" in finding.what
+    assert finding.details == ("dog",)
+    assert "no picture to learn from" in finding.message
 
 
 @pytest.mark.parametrize(("counts", "severity"), [((40, 14), None), ((45, 15), "note"), ((150, 15), "warning")])
@@ -159,10 +159,10 @@ def test_imbalance(counts: tuple[int, int], severity: str | None) -> None:
     targets = np.repeat([0, 1], counts)
     pictures = np.stack([np.asarray(photo(seed, (16, 16))) for seed in range(len(targets))])
     findings = examine(DatasetSplits(from_arrays(pictures, targets, ["many", "few"])), image_size=(16, 16))
-    found = [finding for finding in findings if "times as many" in finding.what]
+    found = [finding for finding in findings if "times as many" in finding.message]
     assert [finding.severity for finding in found] == ([severity] if severity else [])
     if found:
-        assert found[0].where == (f"many: {counts[0]}", f"few: {counts[1]}")
+        assert found[0].details == (f"many: {counts[0]}", f"few: {counts[1]}")
         assert "data.balanced_sampling" in found[0].advice
 
 
@@ -171,7 +171,7 @@ def test_several_labels(root: Path) -> None:
     targets[:, 0], targets[:5, 1], targets[:12, 2] = 1, 1, 1
     pictures = np.stack([np.asarray(photo(seed % 39, (16, 16))) for seed in range(40)])  # the first comes twice
     findings = examine(DatasetSplits(from_arrays(pictures, targets, CLASSES)), image_size=(16, 16))
-    assert {finding.where for finding in grave(findings)} == {
+    assert {finding.details for finding in grave(findings)} == {
         ("dog: 5",),
         ("array 0 (cat, dog, owl) = array 39 (cat)",),
     }
@@ -210,8 +210,8 @@ def test_the_same_picture_in_two_parts(root: Path, copy: Callable[[Path, Path], 
     copy(root / "train/cat/3.jpg", root / "test/cat/again.jpg")
     finding = only(diagnosis(root))
     assert finding.severity == severity
-    assert finding.what == f"1 picture is {how} in test and in train."
-    (pair,) = finding.where
+    assert finding.message == f"1 picture is {how} in test and in train."
+    (pair,) = finding.details
     assert "train/cat/3.jpg = " in pair
     assert "test/cat/again" in pair
 
@@ -220,10 +220,10 @@ def test_the_same_picture_under_two_labels(root: Path) -> None:
     copied(root / "train/cat/3.jpg", root / "train/dog/again.jpg")
     saved_again(root / "train/owl/5.jpg", root / "train/cat/again.jpg")
     same, near = grave(diagnosis(root))
-    assert same.what == "2 pictures are the same, but labelled differently."
-    assert "train/cat/3.jpg (cat) = " in same.where[0]
-    assert "train/dog/again.jpg (dog)" in same.where[0]
-    assert near.what == "2 pictures are nearly the same, but labelled differently."
+    assert same.message == "2 pictures are the same, but labelled differently."
+    assert "train/cat/3.jpg (cat) = " in same.details[0]
+    assert "train/dog/again.jpg (dog)" in same.details[0]
+    assert near.message == "2 pictures are nearly the same, but labelled differently."
     assert same.severity == near.severity == "warning"
 
 
@@ -243,7 +243,7 @@ def test_drawings_that_look_alike_are_not_the_same() -> None:
             strokes.append(np.asarray(stroke.resize((28, 28), Image.Resampling.BOX)))
     source = from_arrays(np.stack(strokes), np.arange(16) % 2)
     assert len(candidates(np.stack([thumbnail(source, index) for index in range(16)]))) > 5  # at a first glance
-    assert not [f for f in examine(DatasetSplits(source), image_size=(28, 28)) if "the same" in f.what]
+    assert not [f for f in examine(DatasetSplits(source), image_size=(28, 28)) if "the same" in f.message]
 
 
 def thumbnail(source: ArraySource, index: int) -> np.ndarray:
@@ -256,9 +256,9 @@ def test_blank_pictures(root: Path) -> None:
     for number, colour in enumerate(("white", "black", "white")):
         Image.new("RGB", (96, 80), colour).save(root / f"train/cat/blank{number}.png")
     findings = diagnosis(root)
-    assert len(noted(findings, "3 pictures are of one even colour").where) == 3
+    assert len(noted(findings, "3 pictures are of one even colour").details) == 3
     assert noted(findings, "2 pictures are the same")
-    assert not [f for f in findings if "nearly" in f.what]
+    assert not [f for f in findings if "nearly" in f.message]
 
 
 @pytest.mark.parametrize(
@@ -274,25 +274,25 @@ def test_blank_pictures(root: Path) -> None:
 def test_patches(root: Path, size: int, patch: int, severity: str | None, words: str) -> None:
     found = grave(diagnosis(root, size, patch))
     assert [finding.severity for finding in found] == ([severity] if severity else [])
-    assert all(words in finding.what for finding in found)
+    assert all(words in finding.message for finding in found)
 
 
 def test_enlarged_pictures(root: Path) -> None:
     finding = only(diagnosis(root, size=192))
     assert finding.severity == "warning"
-    assert "60 pictures are enlarged more than 2 times to 192 x 192" in finding.what
+    assert "60 pictures are enlarged more than 2 times to 192 x 192" in finding.message
     for file in (root / "train/cat").iterdir():
         photo(int(file.stem), (30, 40)).save(file)
     findings = diagnosis(root)
     assert grave(findings) == []
-    assert len(noted(findings, "12 pictures are enlarged").where) == 12
-    smallest = noted(findings, "The pictures are 80 x 96").where[0]
+    assert len(noted(findings, "12 pictures are enlarged").details) == 12
+    smallest = noted(findings, "The pictures are 80 x 96").details[0]
     assert smallest.startswith("40 x 30: ")
 
 
 def test_long_pictures(root: Path) -> None:
     photo(900, (400, 80)).save(root / "train/cat/long.jpg")
-    assert "long.jpg" in noted(diagnosis(root), "more than 3 times as long as wide").where[0]
+    assert "long.jpg" in noted(diagnosis(root), "more than 3 times as long as wide").details[0]
 
 
 def test_unusual_kinds(root: Path) -> None:
@@ -308,7 +308,7 @@ def test_unusual_kinds(root: Path) -> None:
     findings = diagnosis(root)
     assert grave(findings) == []
     expected = {"are grey": 2, "in CMYK": 1, "16 bits": 1, "have transparency": 1, "are animated": 1}
-    assert {words: len(noted(findings, words).where) for words in expected} == expected
+    assert {words: len(noted(findings, words).details) for words in expected} == expected
 
 
 def test_sizes_are_upright(tmp_path: Path) -> None:
@@ -349,12 +349,12 @@ def test_pets_as_published_repeat_pictures() -> None:
     folder = shared_path("data/pets")
     sources = {}
     for part in ("train", "test"):
-        files = [str(file) for file, name in class_folders(folder / part) if name == "japanese_chin"]
+        files = [str(file) for file, name in list_labeled_images(folder / part) if name == "japanese_chin"]
         sources[part] = FileSource(files, ["japanese_chin"], np.zeros(len(files), np.int64))
     findings = examine(DatasetSplits(sources["train"], test=sources["test"]), image_size=(224, 224))
     finding = only(findings)
-    assert finding.what == "6 pictures are nearly the same in test and in train."
-    assert any("japanese_chin_137.jpg" in pair and "japanese_chin_85.jpg" in pair for pair in finding.where)
+    assert finding.message == "6 pictures are nearly the same in test and in train."
+    assert any("japanese_chin_137.jpg" in pair and "japanese_chin_85.jpg" in pair for pair in finding.details)
 
 
 TUNED = OptimConfig(name="adamw", lr=1e-3)
@@ -376,7 +376,7 @@ TUNED = OptimConfig(name="adamw", lr=1e-3)
         (Config(init="ti16", optim=OptimConfig(lr=1e-7)), "learning rate 1e-07 is low"),
         (Config(init="ti16", optim=OptimConfig(lr=1e-3, layer_decay=0.75)), None),
         (Config(init="ti16", optim=OptimConfig(lr=1e-2, layer_decay=0.75)), "learning rate 0.01"),
-        (Config(model=ViTConfig(embed_dim=96, num_heads=8, mlp_dim=192)), "12 numbers wide"),
+        (Config(model=ViTConfig(embed_dim=96, num_heads=8, mlp_dim=192)), "attention head is 12;"),
         (Config(model=ViTConfig(image_size=32, patch_size=16)), "2 x 2 patches"),
         (Config(model=ViTConfig(image_size=32, patch_size=2, stem="conv", stem_layers=(32, 64, 64))), "2 x 2 patches"),
     ],
@@ -384,7 +384,7 @@ TUNED = OptimConfig(name="adamw", lr=1e-3)
 def test_configurations(config: Config, words: str | None) -> None:
     findings = examine_config(config)
     assert [finding.severity for finding in findings] == ([] if words is None else ["warning"])
-    assert words is None or words in findings[0].what
+    assert words is None or words in findings[0].message
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -402,25 +402,25 @@ def test_training_and_doctor_report_what_is_odd_about_a_config(
     tuned = digits.replace(init=str(tmp_path / "first"), model=ViTConfig(), optim=OptimConfig(lr=0.1))
     outcome = train(tuned, tmp_path / "run")
     assert outcome is not None
-    words = ("learning rate 0.1 is high for pretrained weights", "only 2 x 2 patches", "8 numbers wide")
+    words = ("learning rate 0.1 is high for pretrained weights", "only 2 x 2 patches", "attention head is 8;")
     for said in words:
         assert sum(said in note for note in outcome.notes) == 1, outcome.notes
     assert consult(str(tmp_path / "run"), (224, 224), (16, 16), as_json=True) == 0, "it can be trained all the same"
     findings = json.loads(capsys.readouterr().out)
-    assert all(any(said in finding["what"] for finding in findings) for said in words)
+    assert all(any(said in finding["message"] for finding in findings) for said in words)
     assert {finding["severity"] for finding in findings} == {"note"}
 
 
 def test_machine_facts_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = machine_facts()
+    facts = machine_info()
     assert json.loads(json.dumps(facts)) == facts
     assert 1 <= facts["cores"] <= (os.cpu_count() or 1)
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     (tmp_path / "memory.max").write_text(f"{2**30}\n")
     monkeypatch.setattr(runtime, "_CGROUP", tmp_path)
-    assert machine_facts()["cores"] == 1
-    assert machine_facts()["memory_gib"] == 1.0
-    assert "only 1.0 GiB of memory" in " ".join(f.what for f in machine_findings() if f.severity == "warning")
+    assert machine_info()["cores"] == 1
+    assert machine_info()["memory_gib"] == 1.0
+    assert "only 1.0 GiB of memory" in " ".join(f.message for f in machine_findings() if f.severity == "warning")
 
 
 @pytest.mark.parametrize("threads", [1, 300])
@@ -429,7 +429,7 @@ def test_too_many_threads(threads: int) -> None:
 import torch
 from patchword.doctor import machine_findings
 torch.set_num_threads({threads})  # as in a container that may use fewer cores than it sees
-print([finding.what for finding in machine_findings()])
+print([finding.message for finding in machine_findings()])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ("wait for each other" in done.stdout) == (threads == 300)
@@ -448,9 +448,9 @@ def test_findings_are_shown_as_they_are() -> None:
     assert "[red]5" not in shown
     assert "\x1b" not in shown
     assert shown.index("error") < shown.index("note")
-    assert json.loads(json.dumps(findings[1].to_json()))["where"] == list(names)
+    assert json.loads(json.dumps(findings[1].to_json()))["details"] == list(names)
 
 
 def test_visible() -> None:
-    assert visible("naïve 日本 عربي 👩\u200d🔬") == "naïve 日本 عربي 👩\u200d🔬"
-    assert visible("a\nb\u2028\udc80\u200f") == "a\\nb\\u2028\\udc80\\u200f"
+    assert escape_unprintable("naïve 日本 عربي 👩\u200d🔬") == "naïve 日本 عربي 👩\u200d🔬"
+    assert escape_unprintable("a\nb\u2028\udc80\u200f") == "a\\nb\\u2028\\udc80\\u200f"

@@ -1,4 +1,4 @@
-"""Everything that can be chosen, as frozen dataclasses: models (model.py) and training runs (train.py). No torch."""
+"""Configurations of models (model.py) and training runs (train.py) as frozen dataclasses. Imports no torch."""
 
 from .json_config import JsonConfig, cast
 from .model import MAX_BLOCKS, MAX_STAGES, ModelConfig, Resample, ResNetConfig, Size, ViTConfig, WeightStandardization

@@ -1,70 +1,72 @@
-"""A configuration examined: choices that are allowed, and that people regret."""
+"""Checks of a valid config for settings that are likely mistakes."""
 
-from ..core.findings import Finding, gravest_first
+from ..core.findings import Finding, sort_by_severity
 from ..errors import Note
 from .model import ViTConfig
 from .train import Config
 
-TOO_FEW, FEW = 2, 4  # patches along a side
-NARROW = 16  # numbers in an attention head; published models have 64, small ones for small images down to 20
-GENTLE = {"adamw": 3e-4, "muon": 3e-4, "sgd": 0.1}  # highest rates that pretrained weights are known to survive
-DECAYED = 10  # times as high where layer_decay lowers the rate of the lower layers
-HIGHEST = {"adamw": 1e-2, "muon": 1e-2, "sgd": 1.0}  # from scratch
-LOWEST = {"adamw": 1e-6, "muon": 1e-6, "sgd": 1e-5}
+MIN_PATCHES, FEW_PATCHES = 2, 4  # along a side: fewer is an error, or a warning
+MIN_HEAD_DIM = 16  # published models have 64; small ones for small images have 20 or more
+MAX_LR = {"adamw": 1e-2, "muon": 1e-2, "sgd": 1.0}  # from scratch
+MAX_FINETUNE_LR = {"adamw": 3e-4, "muon": 3e-4, "sgd": 0.1}  # higher rates destroy pretrained weights
+LAYER_DECAY_FACTOR = 10  # layer_decay lowers the rate of most layers, so that the peak may be this much higher
+MIN_LR = {"adamw": 1e-6, "muon": 1e-6, "sgd": 1e-5}
 
 
 def examine_config(config: Config) -> list[Finding]:
-    """What can be said before any image is read, the gravest first."""
-    findings = learning_rate(config)
+    """Returns what can be found before any image is read, most severe first."""
+    findings = learning_rate_findings(config)
     if isinstance(config.model, ViTConfig):
-        findings += patch_findings(config.model.image_size, config.model.stride) + narrow_heads(config.model)
-    return gravest_first(findings)
+        findings += patch_findings(config.model.image_size, config.model.stride) + head_dim_findings(config.model)
+    return sort_by_severity(findings)
 
 
 def config_notes(config: Config) -> list[Note]:
-    """The same as sentences, for the notes of a run. `config` is the resolved one, with the model that is trained."""
-    return [Note(f"{finding.what} {finding.advice}", "odd_setting") for finding in examine_config(config)]
+    """Returns the findings as notes of a run. `config` is resolved: its model is the one that is trained."""
+    return [Note(f"{finding.message} {finding.advice}", "odd_setting") for finding in examine_config(config)]
 
 
 def patch_findings(image_size: tuple[int, int], patch_size: tuple[int, int]) -> list[Finding]:
-    """Whether there are enough patches for attention to have something to relate."""
+    """Checks that an image gives enough patches for attention."""
     if any(size % patch for size, patch in zip(image_size, patch_size, strict=True)):
-        what = f"Images of {_size(image_size)} cannot be cut into patches of {_size(patch_size)} pixels."
-        return [Finding("error", what, (), "Choose a model.image_size that is a multiple of model.patch_size.")]
+        message = f"Images of {_format_size(image_size)} are not divisible into patches of {_format_size(patch_size)}."
+        return [Finding("error", message, (), "Set model.image_size to a multiple of model.patch_size.")]
     rows, columns = (size // patch for size, patch in zip(image_size, patch_size, strict=True))
-    if min(rows, columns) >= FEW:
+    if min(rows, columns) >= FEW_PATCHES:
         return []
-    what = f"Images of {_size(image_size)} with patches of {_size(patch_size)} give only {rows} x {columns} patches."
-    advice = "Attention relates patches to each other: use a smaller model.patch_size or a larger model.image_size."
-    return [Finding("error" if min(rows, columns) < TOO_FEW else "warning", what, (), advice)]
+    message = f"Images of {_format_size(image_size)} with patches of {_format_size(patch_size)} pixels give only "
+    message += f"{rows} x {columns} patches."
+    advice = "Attention needs patches to relate: set a smaller model.patch_size or a larger model.image_size."
+    return [Finding("error" if min(rows, columns) < MIN_PATCHES else "warning", message, (), advice)]
 
 
-def _size(size: tuple[int, int]) -> str:
+def _format_size(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def narrow_heads(model: ViTConfig) -> list[Finding]:
-    if model.attention_dim >= NARROW:
+def head_dim_findings(model: ViTConfig) -> list[Finding]:
+    """Checks that attention heads are wide enough to tell patches apart."""
+    if model.attention_dim >= MIN_HEAD_DIM:
         return []
-    what = f"An attention head is {model.attention_dim} numbers wide; the paper's models have 64."
-    fitting = max(1, model.embed_dim // 32)
-    advice = f"Narrow heads tell patches apart badly. Set model.num_heads to {fitting}, or model.head_dim to 32."
-    return [Finding("warning", what, (), advice)]
+    message = f"The width of an attention head is {model.attention_dim}; in the paper's models it is 64."
+    num_heads = max(1, model.embed_dim // 32)
+    advice = f"Narrow heads tell patches apart badly. Set model.num_heads to {num_heads}, or model.head_dim to 32."
+    return [Finding("warning", message, (), advice)]
 
 
-def learning_rate(config: Config) -> list[Finding]:
-    """Rates far outside of what works. Pretrained weights survive less than new ones, which LoRA and a head are."""
+def learning_rate_findings(config: Config) -> list[Finding]:
+    """Checks the learning rate, whose maximum is lower for pretrained weights than for new ones (LoRA, a new head)."""
     optim, pretrained = config.optim, config.init is not None
-    only_new = config.lora_rank > 0 or "all-but-head" in config.freeze
-    highest = HIGHEST[optim.name]
-    if pretrained and not only_new:
-        highest = min(highest, GENTLE[optim.name] * (DECAYED if optim.layer_decay < 1 else 1))
+    trains_only_new = config.lora_rank > 0 or "all-but-head" in config.freeze
+    highest = MAX_LR[optim.name]
+    if pretrained and not trains_only_new:
+        highest = min(highest, MAX_FINETUNE_LR[optim.name] * (LAYER_DECAY_FACTOR if optim.layer_decay < 1 else 1))
     kind = "pretrained" if pretrained else "new"
-    what = f"The learning rate {optim.lr:g} is {{}} for {kind} weights with {optim.name}."
+    message = f"The learning rate {optim.lr:g} is {{}} for {kind} weights with {optim.name}."
     if optim.lr > highest:
-        harm = "They may be forgotten in the first steps." if pretrained else "Training may diverge."
-        return [Finding("warning", what.format("high"), (), f"{harm} Set optim.lr to {highest:g} or less.")]
-    if optim.lr < LOWEST[optim.name]:
-        advice = f"They will hardly change. Set optim.lr to {LOWEST[optim.name]:g} or more."
-        return [Finding("warning", what.format("low"), (), advice)]
+        harm = "The weights may be destroyed in the first steps." if pretrained else "Training may diverge."
+        return [Finding("warning", message.format("high"), (), f"{harm} Set optim.lr to {highest:g} or less.")]
+    if optim.lr < MIN_LR[optim.name]:
+        advice = f"The weights will hardly change. Set optim.lr to {MIN_LR[optim.name]:g} or more."
+        return [Finding("warning", message.format("low"), (), advice)]
     return []

@@ -1,6 +1,6 @@
-"""Format version 1 of model.json and config.json: what its fields are called now.
+"""Reads format version 1 of model.json and config.json, which patchword 0.1 wrote.
 
-Versions of patchword before 0.2 wrote it. Documents are upgraded when they are read; nothing else knows the old names.
+Documents are upgraded when they are read; nothing else knows the old names of fields.
 """
 
 from typing import Any
@@ -38,11 +38,11 @@ SECTION_FIELDS = {
     "optim": {"clip": "clip_grad_norm", "head_lr": "head_lr_scale", "sam": "sam_rho"},
     "schedule": {"cooldown": "cooldown_fraction", "final": "min_lr_ratio", "warmup": "warmup_fraction"},
 }
-RESIZE_FIELDS = {"early_scale": "scale", "early_part": "fraction"}  # now in a section of their own
+RESIZE_FIELDS = {"early_scale": "scale", "early_part": "fraction"}  # now in the section progressive_resize
 
 
 def upgrade_model(document: dict[str, Any]) -> dict[str, Any]:
-    """A model.json of version 1 under the names of version 2."""
+    """Renames the keys of a model.json of version 1 to those of version 2."""
     renamed = rename_keys(document, {"several": "multi_label"})
     if isinstance(renamed.get("config"), dict):
         renamed["config"] = rename_keys(renamed["config"], MODEL_FIELDS)
@@ -50,7 +50,7 @@ def upgrade_model(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_run(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a run of version 1 under the names of version 2."""
+    """Renames the keys of a run's config of version 1 to those of version 2."""
     renamed = rename_keys(config, RUN_FIELDS)
     for section, fields in SECTION_FIELDS.items():
         if isinstance(renamed.get(section), dict):
@@ -58,11 +58,11 @@ def upgrade_run(config: dict[str, Any]) -> dict[str, Any]:
     resize = {new: renamed.pop(old) for old, new in RESIZE_FIELDS.items() if old in renamed}
     if resize:
         renamed["progressive_resize"] = resize
-    if isinstance(renamed.get("start_share"), int | float):  # the weight of the initial weights, not of the fine-tuned
+    if isinstance(renamed.get("start_share"), int | float):  # it weighted the initial weights
         renamed["wise_ft_alpha"] = 1 - renamed.pop("start_share")
     return renamed
 
 
 def rename_keys(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """The same values; keys without a new name stay."""
+    """Renames keys; those without a new name stay."""
     return {names.get(key, key): value for key, value in values.items()}

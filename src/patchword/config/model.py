@@ -1,7 +1,7 @@
-"""What a model is, as plain data.
+"""Model configurations as plain data: `ViTConfig` and `ResNetConfig`.
 
-Knows nothing of torch, files or training. Every field is something that changes what the model computes, or how it is
-regularised; a field that a checkpoint does not state is filled by the reader of that family (`checkpoints/`).
+Every field changes what the model computes or how it is regularized. Fields that a checkpoint does not state are filled
+by the reader of its format (`checkpoints/`). This module knows nothing of torch, files or training.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,17 @@ from typing import Literal
 from .json_config import JsonConfig
 
 Size = tuple[int, int]
+
+# Larger than any published model, but small enough that a damaged or malicious file cannot exhaust memory.
 MAX_BLOCKS, MAX_STAGES, MAX_UNITS = 512, 8, 512
-MAX_TABLE_BYTES = 2**32  # bytes
-REGULARIZATION_FIELDS = (
-    "dropout",
-    "drop_path",
-    "patch_dropout",
-    "grad_checkpointing",
-)  # fields without weights, so that they
-# can be asked for, too, where the rest of a model comes from a file
+MAX_CHANNELS, MAX_CLASSES, MAX_IMAGE_SIZE = 1024, 1_000_000, 16384
+MAX_TABLE_BYTES = 2**32
+
+# Fields without weights: a run may set them although the model comes from a checkpoint.
+REGULARIZATION_FIELDS = ("dropout", "drop_path", "patch_dropout", "grad_checkpointing")
 
 Stem = Literal["linear", "resnet", "conv"]
-Positions = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]
+PosEmbed = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]
 Resample = Literal["google", "timm", "transformers", "torchvision", "dinov2"]
 Pooling = Literal["class", "average", "attention", "class+average"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
@@ -34,129 +33,180 @@ WeightStandardization = Literal["google", "timm", "bit"]
 class ViTConfig(JsonConfig):
     """A Vision Transformer. The defaults are the paper's ViT-B/16 for ImageNet."""
 
-    image_size: Size = (224, 224)  # height, width; one number means square
-    patch_size: Size = (16, 16)  # on the image, or on the stem's feature map
+    section = "model"
+
+    image_size: Size = (224, 224)
+    """Height and width of the input image in pixels; one number means a square."""
+    patch_size: Size = (16, 16)
+    """Height and width of a patch, in pixels of the image or of the stem's feature map; one number means a square."""
     in_channels: int = 3
-    num_classes: int = 1000  # 0: no head, the model returns the pooled features
+    """Number of image channels: 3 for RGB, 1 for grayscale."""
+    num_classes: int = 1000
+    """Number of classes, the outputs of the head; 0 removes the head, and the model returns image embeddings."""
     embed_dim: int = 768
+    """Width D of the tokens."""
     depth: int = 12
+    """Number of encoder blocks."""
     num_heads: int = 12
-    head_dim: int | None = None  # None: embed_dim / num_heads
+    """Number of attention heads in each block."""
+    head_dim: int | None = None
+    """Width of an attention head; None means embed_dim / num_heads."""
     mlp_dim: int = 3072
+    """Width of the hidden layer of the MLP in each block."""
 
     stem: Stem = "linear"
-    stem_layers: tuple[int, ...] = ()  # resnet: units per stage; conv: channels per stage, each halving the image
-    stem_convs: int = 1  # conv: convolutions of a stage
-    stem_width: int = 64  # resnet: channels of the root
-    weight_standardization: WeightStandardization = (
-        "google"  # resnet: whose formula standardises the convolution weights
-    )
-    patch_norm: bool = False  # LayerNorm before and after the patch projection, as vit-pytorch has it
+    """What comes before the patch projection: nothing ("linear"), a ResNet (the paper's hybrids), or convolutions."""
+    stem_layers: tuple[int, ...] = ()
+    """Stages of the stem: units per stage ("resnet"), or channels per stage, each halving the image ("conv")."""
+    stem_convs: int = 1
+    """Number of convolutions in each stage of a "conv" stem."""
+    stem_width: int = 64
+    """Number of channels of the root of a "resnet" stem; a multiple of 32."""
+    weight_standardization: WeightStandardization = "google"
+    """Whose formula standardizes the convolution weights of a "resnet" stem; they differ in epsilon and scaling."""
+    patch_norm: bool = False
+    """Whether LayerNorm is applied before and after the patch projection, as in vit-pytorch."""
 
     class_token: bool = True
-    distillation: bool = False  # a second token and a second head (DeiT)
+    """Whether a learned [class] token is put in front of the patches."""
+    distillation: bool = False
+    """Whether the model has a distillation token and a second head (DeiT)."""
     num_registers: int = 0
-    pos_embed: Positions = "learned"
-    pos_embed_prefix: int | None = None  # prefix tokens with a learned position; None: class and distillation
-    local_attention_init: float = (
-        0.0  # relative: how firmly each head of a new model looks at one neighbour; 0: at all alike
-    )
-    pos_embed_resample: Resample = "google"  # whose rule resizes the positions when the image size changes
+    """Number of register tokens (Darcet et al., 2024); 0 means none."""
+    pos_embed: PosEmbed = "learned"
+    """Kind of position embeddings; the paper's model has learned 1-D ones."""
+    pos_embed_prefix: int | None = None
+    """Number of prefix tokens with a learned position embedding; None means the class and distillation tokens."""
+    local_attention_init: float = 0.0
+    """How sharply each head of a new model attends to one neighbor (ConViT); "relative" only; 0 means not at all."""
+    pos_embed_resample: Resample = "google"
+    """Whose rule resamples the position embeddings when the image size changes."""
 
     attention_pattern: AttentionPattern = "global"
-    window_size: int = 7  # side of the square a token sees, for local attention
+    """Which tokens a patch attends to: all, those of its row or column in turn ("axial"), or a window ("local")."""
+    window_size: int = 7
+    """Side of the window of "local" attention, in patches."""
     qkv_bias: bool = True
+    """Whether the projection to queries, keys and values has a bias."""
     out_bias: bool = True
+    """Whether the output projection of attention has a bias."""
     qk_norm: bool = False
-    post_norm: bool = False  # norm after each residual (the original Transformer) instead of before (ViT)
+    """Whether LayerNorm is applied to queries and keys."""
+    post_norm: bool = False
+    """Whether LayerNorm follows each residual sum (the original Transformer) instead of preceding each branch (ViT)."""
     norm_eps: float = 1e-6
+    """Epsilon of every LayerNorm."""
     activation: Activation = "gelu"
-    layer_scale: float | None = None  # initial value
+    """Activation of the MLP: exact GELU, its tanh approximation, or SwiGLU."""
+    layer_scale: float | None = None
+    """Initial value of LayerScale (CaiT) on each residual branch; None means no LayerScale."""
 
     pooling: Pooling = "class"
-    norm_after_pool: bool = False  # timm's fc_norm: the final norm acts on the pooled vector
-    pre_logits: int | None = None  # width of the tanh layer of the pre-training head
+    """How tokens become one vector: the class token, the mean of the patches, both, or attention pooling."""
+    norm_after_pool: bool = False
+    """Whether the final LayerNorm is applied to the pooled vector (timm's fc_norm) instead of the tokens."""
+    pre_logits: int | None = None
+    """Width of the tanh layer of the pre-training head; None means a linear head alone."""
 
     dropout: float = 0.0
+    """Dropout probability of tokens, attention weights and the MLP; 0 means none."""
     drop_path: float = 0.0
+    """Stochastic depth: probability of the last block's branches to be dropped, less in lower blocks; 0 means none."""
     patch_dropout: float = 0.0
-    grad_checkpointing: bool = False  # recompute the blocks in the backward pass: less memory, a third more work
+    """Fraction of the patches that are dropped in training; 0 means none."""
+    grad_checkpointing: bool = False
+    """Whether blocks are recomputed in the backward pass: less memory, about a third more compute."""
 
     def validate(self) -> None:
         self._validate_ranges()
-        self.require(
-            self.head_dim is not None or self.embed_dim % self.num_heads == 0,
-            f"embed_dim {self.embed_dim} cannot be divided among {self.num_heads} heads; give head_dim.",
-        )
-        for size, stride, name in zip(self.image_size, self.stride, ("height", "width"), strict=True):
-            self.require(
-                size % stride == 0,
-                f"image {name} {size} is not a multiple of {stride}, the pixels of one patch; "
-                f"use {max(stride, size // stride * stride)} or {(size // stride + 1) * stride}.",
-            )
-        self._validate_options()
+        self._validate_sizes()
+        self._validate_stem()
+        self._validate_pos_embed()
+        self._validate_pooling()
 
     def _validate_ranges(self) -> None:
-        # Wide enough for any ViT ever published; a damaged file must not make us build a monster.
-        limits = {"in_channels": (1, 1024), "num_classes": (0, 1_000_000), "embed_dim": (1, 32768)}
-        limits |= {"depth": (0, MAX_BLOCKS), "num_heads": (1, 1024), "mlp_dim": (1, 262144)}
-        limits |= {"stem_convs": (1, 16), "stem_width": (1, 4096), "num_registers": (0, 1024), "window_size": (1, 1024)}
-        for name, (low, high) in limits.items():
-            self.require(low <= getattr(self, name) <= high, f"{name} must be between {low} and {high}.")
+        self.check_range(1, MAX_CHANNELS, "in_channels")
+        self.check_range(0, MAX_CLASSES, "num_classes")
+        self.check_range(1, 32768, "embed_dim")
+        self.check_range(0, MAX_BLOCKS, "depth")
+        self.check_range(1, 1024, "num_heads", "window_size")
+        self.check_range(0, 1024, "num_registers")
+        self.check_range(1, 262144, "mlp_dim", "pre_logits")
+        self.check_range(1, 4096, "head_dim", "stem_width")
+        self.check_range(1, 16, "stem_convs")
+        self.check_range(0, 10, "local_attention_init")
         for name in ("image_size", "patch_size"):
-            self.require(all(1 <= v <= 16384 for v in getattr(self, name)), f"{name} must be between 1 and 16384.")
-        self.require(len(self.stem_layers) <= MAX_STAGES, f"stem_layers has more than {MAX_STAGES} stages.")
-        self.require(all(1 <= n <= 4096 for n in self.stem_layers), "stem_layers must be between 1 and 4096.")
+            sides = getattr(self, name)
+            self.check(name, all(1 <= side <= MAX_IMAGE_SIZE for side in sides), f"between 1 and {MAX_IMAGE_SIZE:,}")
         for name in ("dropout", "drop_path", "patch_dropout"):
-            self.require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1.")
-        self.require(self.norm_eps > 0, "norm_eps must be positive.")
-        self.require(0 <= self.local_attention_init <= 10, "local_attention_init must be between 0 and 10.")
-        self.require(self.head_dim is None or 1 <= self.head_dim <= 4096, "head_dim must be between 1 and 4096.")
-        self.require(self.pre_logits is None or 1 <= self.pre_logits <= 262144, "pre_logits must be 1 to 262144.")
+            self.check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        self.check("norm_eps", self.norm_eps > 0, "above 0")
 
-    def _validate_options(self) -> None:
-        has_class = self.class_token or "class" not in self.pooling
-        self.require(has_class, f"pooling {self.pooling!r} needs class_token.")
+    def _validate_sizes(self) -> None:
         self.require(
-            not self.distillation or (self.class_token and self.pooling == "class" and self.pre_logits is None),
-            "distillation needs class_token and class pooling, and has no pre_logits.",
+            self.head_dim is not None or self.embed_dim % self.num_heads == 0,
+            f"model.embed_dim {self.embed_dim} is not divisible by {self.num_heads} heads; set model.head_dim.",
         )
-        self.require(self.stem != "conv" or bool(self.stem_layers), "a conv stem needs stem_layers, e.g. [64, 128].")
-        self.require(
-            self.stem != "resnet" or self.stem_width % 32 == 0,
-            f"stem_width {self.stem_width}: a resnet stem normalises in 32 groups, so it must be a multiple of 32.",
-        )
-        few = self.stem != "resnet" or sum(self.stem_layers) <= MAX_UNITS
-        self.require(few, f"a resnet stem has at most {MAX_UNITS} units.")
-        self.require(self.stem != "linear" or not self.stem_layers, "a linear stem has no stem_layers.")
-        self.require(not (self.post_norm and self.norm_after_pool), "post_norm has no final norm to put after pooling.")
-        self.require(
-            0 <= self.num_positioned <= self.num_prefix,
-            f"pos_embed_prefix {self.pos_embed_prefix}: the model has {self.num_prefix} prefix tokens.",
-        )
-        self.require(
-            not self.pos_embed_prefix or self.pos_embed in ("learned", "learned_2d"),
-            f"pos_embed {self.pos_embed!r} has no entries for prefix tokens; pos_embed_prefix must be 0.",
-        )
-        unit = {"learned_2d": 2, "sincos": 4}.get(self.pos_embed, 1)
-        self.require(self.embed_dim % unit == 0, f"pos_embed {self.pos_embed!r} needs embed_dim divisible by {unit}.")
-        self.require(self.pos_embed != "sincos" or self.embed_dim >= 8, "pos_embed 'sincos' needs embed_dim >= 8.")
-        self.require(
-            self.pos_embed != "rotary" or self.attention_dim % 4 == 0, "rotary positions need head_dim in fours."
-        )
-        self.require(
-            not self.patch_dropout
-            or (self.pos_embed not in ("relative", "rotary") and self.attention_pattern == "global"),
-            "patch_dropout needs positions that are added to the tokens, and global attention.",
-        )
+        for size, stride, side in zip(self.image_size, self.stride, ("height", "width"), strict=True):
+            self.require(
+                size % stride == 0,
+                f"model.image_size: {side} {size} is not a multiple of {stride}, the pixels of one patch; "
+                f"use {max(stride, size // stride * stride)} or {(size // stride + 1) * stride}.",
+            )
         self.require(
             self.table_bytes < MAX_TABLE_BYTES,
-            f"{self.num_patches} patches need {self.table_bytes / 2**30:.0f} GiB for positions and attention masks.",
+            f"{self.num_patches} patches need {self.table_bytes / 2**30:.0f} GiB for position embeddings and attention "
+            "masks; set a smaller model.image_size or a larger model.patch_size.",
+        )
+
+    def _validate_stem(self) -> None:
+        layers = self.stem_layers
+        self.check("stem_layers", len(layers) <= MAX_STAGES, f"at most {MAX_STAGES} stages")
+        self.check("stem_layers", all(1 <= n <= 4096 for n in layers), "numbers between 1 and 4,096")
+        if self.stem == "linear":
+            self.check("stem_layers", not layers, 'empty for stem "linear"')
+        elif self.stem == "conv":
+            self.check("stem_layers", bool(layers), 'given for stem "conv", such as [64, 128]')
+        else:
+            self.check("stem_layers", sum(layers) <= MAX_UNITS, f"at most {MAX_UNITS} units in total")
+            self.check("stem_width", self.stem_width % 32 == 0, "a multiple of 32, the groups of its GroupNorm")
+
+    def _validate_pos_embed(self) -> None:
+        kind, prefix = self.pos_embed, self.num_positioned
+        self.check("pos_embed_prefix", 0 <= prefix <= self.num_prefix, f"0 to {self.num_prefix}, the prefix tokens")
+        if kind not in ("learned", "learned_2d"):
+            self.check("pos_embed_prefix", not prefix, f"0 for pos_embed {kind!r}, which has no entries for them")
+        unit = {"learned_2d": 2, "sincos": 4}.get(kind, 1)
+        self.check("embed_dim", self.embed_dim % unit == 0, f"divisible by {unit} for pos_embed {kind!r}")
+        self.check("embed_dim", kind != "sincos" or self.embed_dim >= 8, "at least 8 for pos_embed 'sincos'")
+        self.require(
+            kind != "rotary" or self.attention_dim % 4 == 0,
+            f"model.head_dim must be divisible by 4 for pos_embed 'rotary', not {self.attention_dim}.",
+        )
+        added = kind not in ("relative", "rotary") and self.attention_pattern == "global"
+        self.check(
+            "patch_dropout",
+            added or not self.patch_dropout,
+            f"0 for pos_embed {kind!r} with {self.attention_pattern} attention",
+        )
+
+    def _validate_pooling(self) -> None:
+        self.require(
+            self.class_token or "class" not in self.pooling,
+            f"model.pooling {self.pooling!r} needs a class token: set model.class_token to true.",
+        )
+        self.require(
+            not self.distillation or (self.class_token and self.pooling == "class" and self.pre_logits is None),
+            "model.distillation needs class_token true, pooling 'class' and pre_logits null.",
+        )
+        self.require(
+            not (self.post_norm and self.norm_after_pool),
+            "model.post_norm and model.norm_after_pool are both true, but a post-norm model has no final norm.",
         )
 
     @property
     def table_bytes(self) -> int:
-        """Memory for what the model computes instead of loading it, at its peak: no file's size is a limit to it."""
+        """Peak memory of position embeddings and masks that the model computes, which no file size limits."""
         patches, tokens = self.num_patches, self.num_patches + self.num_prefix
         size = 16 * patches * self.embed_dim if self.pos_embed == "sincos" else 0
         if self.pos_embed == "rotary":
@@ -167,26 +217,26 @@ class ViTConfig(JsonConfig):
 
     @property
     def attention_dim(self) -> int:
-        """Width of one head."""
+        """Width of an attention head."""
         return self.head_dim or self.embed_dim // self.num_heads
 
     @property
     def num_positioned(self) -> int:
-        """How many leading prefix tokens have a learned position of their own."""
+        """Number of leading prefix tokens that have a learned position embedding."""
         if self.pos_embed_prefix is not None:
             return self.pos_embed_prefix
         return self.class_token + self.distillation if self.pos_embed in ("learned", "learned_2d") else 0
 
     @property
     def stem_stride(self) -> int:
-        """How many image pixels one pixel of the stem's feature map covers, along one side."""
+        """Image pixels per pixel of the stem's feature map, along one side."""
         if self.stem == "resnet":
             return 4 * 2 ** max(0, len(self.stem_layers) - 1)
         return int(2 ** len(self.stem_layers))
 
     @property
     def stride(self) -> Size:
-        """Image pixels per token, (height, width)."""
+        """Image pixels per patch, (height, width)."""
         return self.patch_size[0] * self.stem_stride, self.patch_size[1] * self.stem_stride
 
     @property
@@ -196,21 +246,22 @@ class ViTConfig(JsonConfig):
 
     @property
     def num_patches(self) -> int:
+        """Number of patches of an image, N."""
         return self.grid[0] * self.grid[1]
 
     @property
     def resizable(self) -> bool:
-        """Whether the model can be trained on smaller pictures than its own."""
+        """Whether the model can be trained on smaller images than its image_size."""
         return self.pos_embed != "rotary"
 
     @property
     def num_prefix(self) -> int:
-        """Tokens in front of the patches: class, distillation, registers, in this order."""
+        """Number of tokens in front of the patches: class, distillation, registers, in this order."""
         return self.class_token + self.distillation + self.num_registers
 
     @property
     def map_channels(self) -> int:
-        """Channels of what the patches are cut from: the image, or the stem's feature map."""
+        """Number of channels of what is split into patches: the image, or the stem's feature map."""
         if self.stem == "linear":
             return self.in_channels
         if self.stem == "conv":
@@ -219,34 +270,47 @@ class ViTConfig(JsonConfig):
 
     @property
     def pooled_dim(self) -> int:
+        """Width of the pooled vector."""
         return self.embed_dim * (2 if self.pooling == "class+average" else 1)
 
 
 @dataclass(frozen=True)
 class ResNetConfig(JsonConfig):
-    """A BiT ResNet (pre-activation, GroupNorm, standardised weights): the paper's convolutional baseline.
+    """A ResNet: BiT's (Kolesnikov et al., 2020), the paper's convolutional baseline, or one for small images.
 
-    Or, for small images, the CIFAR ResNet of He et al.: 3x3 root, units of two 3x3 convolutions, batch norm.
+    BiT: pre-activation, GroupNorm, standardized weights. CIFAR: the ResNet of He et al. (2016) with a 3x3 root, units
+    of two 3x3 convolutions, and batch norm.
     """
 
+    section = "model"
+
     image_size: Size = (224, 224)
+    """Height and width of the input image in pixels; one number means a square."""
     in_channels: int = 3
-    num_classes: int = 1000  # 0: no head, the model returns the pooled features
+    """Number of image channels: 3 for RGB, 1 for grayscale."""
+    num_classes: int = 1000
+    """Number of classes, the outputs of the head; 0 removes the head, and the model returns image embeddings."""
     layers: tuple[int, ...] = (3, 4, 6, 3)
+    """Number of residual units in each stage."""
     width_factor: int = 1
-    kind: ResNetKind = "bit"  # cifar: 16 channels times width_factor in the first stage, doubled in each other
+    """Multiplies the number of channels of every layer."""
+    kind: ResNetKind = "bit"
+    """BiT's ResNet, or "cifar" for small images: 16 x width_factor channels in the first stage, doubled in each."""
 
     def validate(self) -> None:
-        self.require(1 <= len(self.layers) <= MAX_STAGES, f"layers must have 1 to {MAX_STAGES} stages.")
-        self.require(all(n >= 1 for n in self.layers), "layers must have at least one unit each.")
-        self.require(sum(self.layers) <= MAX_UNITS, f"layers must have at most {MAX_UNITS} units together.")
-        self.require(1 <= self.width_factor <= 16, "width_factor must be between 1 and 16.")
-        self.require(1 <= self.in_channels <= 1024, "in_channels must be between 1 and 1024.")
-        self.require(0 <= self.num_classes <= 1_000_000, "num_classes must be between 0 and 1,000,000.")
-        self.require(all(1 <= v <= 16384 for v in self.image_size), "image_size must be between 1 and 16384.")
+        stages = len(self.layers)
+        self.check("layers", 1 <= stages <= MAX_STAGES, f"1 to {MAX_STAGES} stages")
+        self.check("layers", all(n >= 1 for n in self.layers), "numbers of at least 1")
+        self.check("layers", sum(self.layers) <= MAX_UNITS, f"at most {MAX_UNITS} units in total")
+        self.check_range(1, 16, "width_factor")
+        self.check_range(1, MAX_CHANNELS, "in_channels")
+        self.check_range(0, MAX_CLASSES, "num_classes")
+        sides_fit = all(1 <= side <= MAX_IMAGE_SIZE for side in self.image_size)
+        self.check("image_size", sides_fit, f"between 1 and {MAX_IMAGE_SIZE:,}")
 
     @property
     def pooled_dim(self) -> int:
+        """Width of the pooled vector."""
         return (256 if self.kind == "bit" else 16) * self.width_factor * 2 ** (len(self.layers) - 1)
 
 

@@ -1,6 +1,6 @@
-"""The models by the names that papers give them: "Ti/16" ... "H/14", "R50+B/16", "R50x1"; and levels of augmentation.
+"""Models by their published names ("Ti/16" ... "H/14", "R50+B/16", "R50x1"), and levels of augmentation.
 
-Sizes are the paper's (tables 1 and 6) and those of the later AugReg paper for Ti, S and their hybrids.
+Sizes: tables 1 and 6 of the ViT paper, and AugReg (Steiner et al., 2022) for Ti, S and their hybrids.
 """
 
 import difflib
@@ -18,7 +18,7 @@ SIZES: dict[str, dict[str, int]] = {
     "H": {"embed_dim": 1280, "depth": 32, "mlp_dim": 5120, "num_heads": 16},
 }
 
-# name: (units per ResNet stage, size, patch on the feature map)
+# name: (units per ResNet stage, size, patch size on the feature map)
 HYBRIDS: dict[str, tuple[tuple[int, ...], str, int]] = {
     "R+Ti/16": ((), "Ti", 8),
     "R26+S/32": ((2, 2, 2, 2), "S", 1),
@@ -27,6 +27,7 @@ HYBRIDS: dict[str, tuple[tuple[int, ...], str, int]] = {
     "R50+L/32": ((3, 4, 6, 3), "L", 1),
 }
 
+# name: (units per stage, width factor)
 RESNETS: dict[str, tuple[tuple[int, ...], int]] = {
     "R50x1": ((3, 4, 6, 3), 1),
     "R50x2": ((3, 4, 6, 3), 2),
@@ -45,7 +46,7 @@ PRESETS: tuple[str, ...] = (
     *RESNETS,
 )
 
-# AugReg's RandAugment and Mixup
+# RandAugment and mixup of AugReg
 AUGMENTATIONS: dict[str, dict[str, float]] = {
     "none": {},
     "light": {"randaug_ops": 2, "randaug_magnitude": 10, "mixup": 0.2},
@@ -55,33 +56,34 @@ AUGMENTATIONS: dict[str, dict[str, float]] = {
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The configuration of a named model, with some fields changed: `preset("B/16", image_size=384)`.
+    """Returns the config of a named model, with some fields changed: `preset("B/16", image_size=384)`.
 
-    Any patch size goes with the five sizes: "S/8" is as good a name as "S/16".
+    The five sizes take any patch size: "S/8" works as well as "S/16".
     """
     if name in RESNETS:
         layers, width_factor = RESNETS[name]
         return ResNetConfig(layers=layers, width_factor=width_factor).replace(**changes)
     if name in HYBRIDS:
-        layers, size, patch = HYBRIDS[name]
-        fields: dict[str, Any] = {"stem": "resnet", "stem_layers": layers, "patch_size": patch, **SIZES[size]}
+        layers, size, patch_size = HYBRIDS[name]
+        fields: dict[str, Any] = {"stem": "resnet", "stem_layers": layers, "patch_size": patch_size, **SIZES[size]}
     elif match := re.fullmatch(r"(Ti|S|B|L|H)/(\d{1,4})", name):
         fields = {"patch_size": int(match[2]), **SIZES[match[1]]}
     else:
         near = difflib.get_close_matches(name.removeprefix("ViT-"), PRESETS, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        known = f"Known: {', '.join(PRESETS)}; any patch size, as in 'S/8'."
-        raise ConfigError(f"There is no model {name!r}.{hint} {known}")
+        known = f"Known: {', '.join(PRESETS)}; Ti, S, B, L and H take any patch size, as in 'S/8'."
+        raise ConfigError(f"There is no model {name!r}.{hint} {known}", code="unknown_preset")
     return ViTConfig.from_json({**fields, **changes})
 
 
 def augmentation(name: str, **changes: Any) -> AugmentConfig:
-    """A level of augmentation, with some fields changed: `augmentation("light", crop="shift")`.
+    """Returns a level of augmentation, with some fields changed: `augmentation("light", crop="shift")`.
 
-    Four of the seven settings of "How to train your ViT?" (AugReg): "none" is its none, "light" its light2, "medium"
-    its medium2 and "strong" its strong2. Even "none" takes random parts of the pictures (5 % of the area or more)
-    and mirror images, as all of them do there. On ImageNet-1k, big_vision trains S/16 and larger with medium2.
+    Four of the seven levels of "How to train your ViT?" (AugReg, Steiner et al., 2022): "none" is its none, "light" its
+    light2, "medium" its medium2 and "strong" its strong2. As in AugReg, all of them, even "none", use random resized
+    crops (5 % of the area or more) and horizontal flips. big_vision trains S/16 and larger on ImageNet-1k with medium2.
     """
     if name not in AUGMENTATIONS:
-        raise ConfigError(f"There is no augmentation {name!r}. Known: {', '.join(AUGMENTATIONS)}.")
+        message = f"There is no augmentation {name!r}. Known: {', '.join(AUGMENTATIONS)}."
+        raise ConfigError(message, code="unknown_preset")
     return AugmentConfig(crop="resized", scale=(0.05, 1.0), flip=0.5).replace(**{**AUGMENTATIONS[name], **changes})

@@ -1,4 +1,4 @@
-"""What a training run is, as plain data: enough to repeat it. A recipe is one `Config`."""
+"""Training configurations as plain data: everything needed to repeat a run. A recipe is one `Config`."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,129 +8,178 @@ from .model import ModelConfig, Size, ViTConfig
 
 Crop = Literal["none", "shift", "resized"]
 Optimizer = Literal["adamw", "sgd", "muon"]
-Shape = Literal["cosine", "rsqrt", "linear", "constant"]
+ScheduleShape = Literal["cosine", "rsqrt", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16"]
 Logger = Literal["tensorboard", "mlflow", "wandb"]
 
 
 @dataclass(frozen=True)
 class DataConfig(JsonConfig):
-    """Where the pictures come from."""
+    """The dataset and its splits."""
 
-    source: str = ""  # a folder, CSV, parquet file, tar shards, hf-datasets:NAME, or a named set such as "cifar10"
-    val: str | None = None  # None: the data's own validation part, or else one that is split off the training part
-    test: str | None = None  # None: the data's own test part, if there is one
-    val_fraction: float = 0.1  # of the training part, where a validation part has to be split off
-    train_fraction: float = 1.0  # of the training part, behind that split, that is learnt from
-    multi_label: bool = False  # several labels for a picture, each right or wrong by itself
-    balanced_sampling: bool = False  # every class is shown equally often
-    num_workers: int = 2  # threads that prepare batches ahead
-    cache_gib: float = 4.0  # GiB of decoded pictures that are kept, half of it for those that are learnt from
+    section = "data"
+
+    source: str = ""
+    """A folder, CSV or parquet file, tar shards, hf-datasets:NAME, or a named dataset such as "cifar10"."""
+    val: str | None = None
+    """The validation set; None means the dataset's own, or else a fraction of the training set."""
+    test: str | None = None
+    """The test set; None means the dataset's own, if it has one."""
+    val_fraction: float = 0.1
+    """Fraction of the training set that becomes the validation set, if the dataset has none."""
+    train_fraction: float = 1.0
+    """Fraction of the training set, after the validation split, that is trained on."""
+    multi_label: bool = False
+    """Whether an image can have several labels, each of which is predicted by itself."""
+    balanced_sampling: bool = False
+    """Whether every class is sampled equally often."""
+    num_workers: int = 2
+    """Number of threads that load batches ahead; 0 loads them in the training thread."""
+    cache_gib: float = 4.0
+    """Memory for decoded images in GiB, half of it for the training set; 0 means no cache."""
 
     def validate(self) -> None:
-        self.require(0 < self.val_fraction < 1, "data.val_fraction must be above 0 and below 1.")
-        self.require(0 < self.train_fraction <= 1, "data.train_fraction must be above 0 and at most 1.")
-        self.require(0 <= self.num_workers <= 256, "data.num_workers must be between 0 and 256.")
-        self.require(self.cache_gib >= 0, "data.cache_gib must not be negative.")
+        self.check("val_fraction", 0 < self.val_fraction < 1, "above 0 and below 1")
+        self.check("train_fraction", 0 < self.train_fraction <= 1, "above 0 and at most 1")
+        self.check_range(0, 256, "num_workers")
+        self.check("cache_gib", self.cache_gib >= 0, "at least 0")
 
 
 @dataclass(frozen=True)
 class AugmentConfig(JsonConfig):
-    """How training pictures are varied. The defaults change nothing; `presets.augmentation` has AugReg's levels."""
+    """Augmentation of training images. The defaults change nothing; `presets.augmentation` has the levels of AugReg."""
 
-    crop: Crop = (
-        "none"  # shift: move by up to `shift_limit`, edges filled with zeros; resized: a random part, scaled up
-    )
-    shift_limit: float = 0.125  # of the side
-    scale: tuple[float, float] = (0.08, 1.0)  # resized: smallest and largest part of the area
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # resized: narrowest and widest proportions
-    flip: float = 0.0  # probability of a mirror image
-    randaug_ops: int = 0  # RandAugment: how many for each picture
-    randaug_magnitude: float = 10.0  # RandAugment: how strong, 0 to 30
-    color_jitter: float = 0.0  # brightness, contrast and saturation change by up to this factor
-    random_erasing: float = 0.0  # probability that a random rectangle is filled with noise
-    cutout: float = 0.0  # side of a square that is blanked, as a part of the picture's side
-    mixup: float = 0.0  # alpha of the Beta distribution; 0: none
-    cutmix: float = 0.0  # likewise; with both, each batch pair takes one of them by chance
+    section = "augment"
+
+    crop: Crop = "none"
+    """None, a random shift with zero padding ("shift"), or Inception-style random resized crops ("resized")."""
+    shift_limit: float = 0.125
+    """Largest shift of crop "shift", as a fraction of the image's side."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest area of crop "resized", as fractions of the image."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Smallest and largest aspect ratio of crop "resized"."""
+    flip: float = 0.0
+    """Probability of a horizontal flip; 0 means none."""
+    randaug_ops: int = 0
+    """Number of RandAugment operations per image (Cubuk et al., 2020); 0 means none."""
+    randaug_magnitude: float = 10.0
+    """Magnitude of the RandAugment operations, 0 to 30."""
+    color_jitter: float = 0.0
+    """Largest relative change of brightness, contrast and saturation; 0 means none."""
+    random_erasing: float = 0.0
+    """Probability that a random rectangle is filled with noise (Zhong et al., 2020); 0 means none."""
+    cutout: float = 0.0
+    """Side of a square that is blanked (DeVries and Taylor, 2017), as a fraction of the image's side; 0 means none."""
+    mixup: float = 0.0
+    """Alpha of mixup's Beta distribution (Zhang et al., 2018); 0 means none."""
+    cutmix: float = 0.0
+    """Alpha of CutMix's Beta distribution (Yun et al., 2019); 0 means none. With mixup, one is picked at random."""
 
     def validate(self) -> None:
-        for name in ("flip", "random_erasing", "cutout", "shift_limit"):
-            self.require(0 <= getattr(self, name) <= 1, f"augment.{name} must be between 0 and 1.")
-        self.require(0 < self.scale[0] <= self.scale[1] <= 1, "augment.scale must be two parts, 0 < low <= high <= 1.")
-        self.require(0 < self.ratio[0] <= self.ratio[1], "augment.ratio must be two proportions, 0 < low <= high.")
-        self.require(0 <= self.randaug_ops <= 16, "augment.randaug_ops must be between 0 and 16.")
-        self.require(0 <= self.randaug_magnitude <= 30, "augment.randaug_magnitude must be between 0 and 30.")
-        for name in ("color_jitter", "mixup", "cutmix"):
-            self.require(0 <= getattr(self, name) <= 100, f"augment.{name} must be between 0 and 100.")
-        self.require(self.color_jitter <= 1, "augment.color_jitter must be at most 1.")
+        self.check_range(0, 1, "flip", "random_erasing", "cutout", "shift_limit", "color_jitter")
+        self.check_range(0, 100, "mixup", "cutmix")
+        self.check_range(0, 16, "randaug_ops")
+        self.check_range(0, 30, "randaug_magnitude")
+        self.check("scale", 0 < self.scale[0] <= self.scale[1] <= 1, "two fractions, 0 < low <= high <= 1")
+        self.check("ratio", 0 < self.ratio[0] <= self.ratio[1], "two aspect ratios, 0 < low <= high")
 
 
 @dataclass(frozen=True)
 class OptimConfig(JsonConfig):
-    """How weights follow gradients."""
+    """The optimizer."""
 
-    name: Optimizer = "adamw"  # muon: matrices of the blocks by Muon, the rest by AdamW
-    lr: float = 1e-3  # at the peak
-    weight_decay: float = 0.05  # of matrices; biases, norms, tokens and positions have none. Multiplied by the rate
+    section = "optim"
+
+    name: Optimizer = "adamw"
+    """AdamW, SGD with momentum, or Muon for the matrices of the blocks and AdamW for the rest."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    weight_decay: float = 0.05
+    """Decoupled weight decay of matrices, multiplied by the learning rate; 0 means none."""
     betas: tuple[float, float] = (0.9, 0.999)
-    momentum: float = 0.9  # sgd and muon
-    muon_lr: float = 0.02  # muon: rate for the matrices; `lr` is for the rest
-    clip_grad_norm: float = 1.0  # largest norm of the gradient; 0: no limit
-    sam_rho: float = 0.0  # radius of sharpness-aware minimisation; 0: none
-    layer_decay: float = 1.0  # the rate of a layer, as a part of that of the layer above
-    head_lr_scale: float = 1.0  # the rate of the head, as a multiple
+    """AdamW's decay rates of the first and second moments."""
+    momentum: float = 0.9
+    """Momentum of SGD and Muon."""
+    muon_lr: float = 0.02
+    """Muon's peak learning rate for the matrices; `lr` is for the other parameters."""
+    clip_grad_norm: float = 1.0
+    """Largest norm of the gradient; 0 means no clipping."""
+    sam_rho: float = 0.0
+    """Radius of sharpness-aware minimization (SAM, Foret et al., 2021); 0 means none."""
+    layer_decay: float = 1.0
+    """Learning rate of each layer relative to the layer above it (as in BEiT); 1 means the same for all."""
+    head_lr_scale: float = 1.0
+    """Learning rate of the head relative to `lr`; 1 means the same, 0 freezes the head."""
 
     def validate(self) -> None:
         for name in ("lr", "muon_lr"):
-            self.require(getattr(self, name) > 0, f"optim.{name} must be above 0.")
+            self.check(name, getattr(self, name) > 0, "above 0")
         for name in ("weight_decay", "clip_grad_norm", "sam_rho", "head_lr_scale"):
-            self.require(getattr(self, name) >= 0, f"optim.{name} must not be negative.")
-        self.require(all(0 <= b < 1 for b in (*self.betas, self.momentum)), "optim.betas, momentum: 0 to below 1.")
-        self.require(0 < self.layer_decay <= 1, "optim.layer_decay must be above 0 and at most 1.")
+            self.check(name, getattr(self, name) >= 0, "at least 0")
+        self.check("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers, at least 0 and below 1")
+        self.check("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
+        self.check("layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1")
 
 
 @dataclass(frozen=True)
 class ScheduleConfig(JsonConfig):
-    """The learning rate over the run, whether that is laid over steps or over time."""
+    """The learning rate schedule, over steps or, in a run with a budget, over time."""
 
-    shape: Shape = "cosine"
-    warmup_fraction: float = 0.05  # part of the run
-    cooldown_fraction: float = 0.1  # part of the run: rsqrt falls to zero at its end
-    min_lr_ratio: float = 0.0  # part of the peak that is left at the end (cosine, linear)
+    section = "schedule"
+
+    shape: ScheduleShape = "cosine"
+    """How the learning rate falls after the warmup."""
+    warmup_fraction: float = 0.05
+    """Length of the linear warmup, as a fraction of the run; 0 means none."""
+    cooldown_fraction: float = 0.1
+    """Length of the linear cooldown to zero at the end of shape "rsqrt", as a fraction of the run; 0 means none."""
+    min_lr_ratio: float = 0.0
+    """Final learning rate of shapes "cosine" and "linear", as a fraction of the peak."""
 
     def validate(self) -> None:
-        for name in ("warmup_fraction", "cooldown_fraction", "min_lr_ratio"):
-            self.require(0 <= getattr(self, name) <= 1, f"schedule.{name} must be between 0 and 1.")
+        self.check_range(0, 1, "warmup_fraction", "cooldown_fraction", "min_lr_ratio")
         self.require(
             self.warmup_fraction + self.cooldown_fraction <= 1,
-            "schedule.warmup_fraction and schedule.cooldown_fraction are longer than the run.",
+            f"schedule.warmup_fraction {self.warmup_fraction} and schedule.cooldown_fraction {self.cooldown_fraction} "
+            "must not be more than 1 together.",
         )
 
 
 @dataclass(frozen=True)
 class DistillConfig(JsonConfig):
-    """Learning from a teacher, as DeiT does."""
+    """Knowledge distillation from a teacher, as in DeiT (Touvron et al., 2021)."""
 
-    teacher: str | None = None  # any model reference
+    section = "distill"
+
+    teacher: str | None = None
+    """The teacher, as any model reference; None means no distillation."""
     kind: Literal["hard", "soft"] = "hard"
-    weight: float = 0.5  # of the teacher's part of the loss
-    temperature: float = 3.0  # soft: both sides are divided by it
+    """Whether the student learns the teacher's most probable class ("hard") or its probabilities ("soft")."""
+    weight: float = 0.5
+    """Weight of the distillation loss; the loss on the labels has the rest."""
+    temperature: float = 3.0
+    """Divides the logits of student and teacher in "soft" distillation."""
 
     def validate(self) -> None:
-        self.require(0 <= self.weight <= 1, "distill.weight must be between 0 and 1.")
-        self.require(self.temperature > 0, "distill.temperature must be above 0.")
+        self.check_range(0, 1, "weight")
+        self.check("temperature", self.temperature > 0, "above 0")
 
 
 @dataclass(frozen=True)
 class ProgressiveResizeConfig(JsonConfig):
     """Progressive resizing: the first phase of a run trains on smaller images, whose steps cost less."""
 
-    scale: float = 1.0  # image scale during the first phase; 1: none
-    fraction: float = 0.5  # length of the first phase, as a fraction of the run
+    section = "progressive_resize"
+
+    scale: float = 1.0
+    """Image scale during the first phase; 1 means no first phase."""
+    fraction: float = 0.5
+    """Length of the first phase, as a fraction of the run."""
 
     def validate(self) -> None:
-        self.require(0 < self.scale <= 1, "progressive_resize.scale must be above 0 and at most 1.")
-        self.require(0 <= self.fraction <= 1, "progressive_resize.fraction must be between 0 and 1.")
+        self.check("scale", 0 < self.scale <= 1, "above 0 and at most 1")
+        self.check_range(0, 1, "fraction")
 
 
 @dataclass(frozen=True)
@@ -138,75 +187,114 @@ class Config(JsonConfig):
     """A training run."""
 
     name: str = "run"
+    """Name of the run, which names its directory."""
     seed: int = 0
+    """Seed of weights, sampling and augmentation."""
     data: DataConfig = field(default_factory=DataConfig)
+    """The dataset and its splits."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    model: ModelConfig = field(default_factory=ViTConfig)  # its num_classes comes from the data
-    init: str | None = None  # a model reference to start from: its architecture replaces `model`, all but the dropouts
-    image_size: Size | None = None  # another than that of `model` or `init`; positions are resampled
+    """Augmentation of training images."""
+    model: ModelConfig = field(default_factory=ViTConfig)
+    """The architecture; num_classes comes from the dataset, and `init` replaces all but the regularization."""
+    init: str | None = None
+    """A model reference whose weights and architecture the run starts from; None means from scratch."""
+    image_size: Size | None = None
+    """Image size to resample `model` or `init` to; None means their own."""
     progressive_resize: ProgressiveResizeConfig = field(default_factory=ProgressiveResizeConfig)
-    head_init: Literal["zero", "probe"] = "zero"  # what the new head of `init` starts as; probe: a logistic regression
-    freeze: tuple[str, ...] = ()  # beginnings of names of weights that stay; or "all-but-head", "first-third" of blocks
-    lora_rank: int = 0  # rank of LoRA in the attention's matrices; 0: none. Everything else but the head stays frozen
+    """Smaller images in the first phase of the run."""
+    head_init: Literal["zero", "probe"] = "zero"
+    """How the new head of `init` starts: at zero, or as a logistic regression on frozen features ("probe")."""
+    freeze: tuple[str, ...] = ()
+    """Frozen weights by the prefixes of their names, or "all-but-head", or "first-third" of the blocks."""
+    lora_rank: int = 0
+    """Rank of LoRA (Hu et al., 2022) in attention, with all but the head frozen; 0 means no LoRA."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimizer."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    epochs: float = 10.0  # the length of the run, unless one of the next two is given
+    """The learning rate schedule."""
+    epochs: float = 10.0
+    """Length of the run in epochs, unless `steps` or `budget` is given."""
     steps: int | None = None
-    budget: float | None = None  # seconds, from the start of the command to its end
-    batch_size: int = 128  # pictures of one step, over all processes
-    grad_accum_steps: int = 1  # parts that a batch is computed in, to save memory
+    """Length of the run in optimizer steps; None means by `budget` or `epochs`."""
+    budget: float | None = None
+    """Length of the run in seconds, from the start of the command to its end; None means by `steps` or `epochs`."""
+    batch_size: int = 128
+    """Number of images per optimizer step, over all processes."""
+    grad_accum_steps: int = 1
+    """Number of micro-batches per optimizer step, to save memory; it must divide `batch_size`."""
     precision: Precision = "auto"
-    num_threads: int | None = None  # cores for the model's arithmetic; None: all. Results depend on it in the last bits
-    ema: float = 0.0  # decay of the running average of the weights, which is then evaluated; 0: none
-    wise_ft_alpha: float = 1.0  # WiSE-FT: weight of the fine-tuned in the evaluated weights; the rest are the initial
+    """Number format of matmuls; "auto" picks bf16 if it was measured to be faster on this machine."""
+    num_threads: int | None = None
+    """Number of CPU threads of the model; None means all cores. Results depend on it in the last bits."""
+    ema: float = 0.0
+    """Decay of the exponential moving average of the weights, which is then evaluated and saved; 0 means none."""
+    wise_ft_alpha: float = 1.0
+    """WiSE-FT (Wortsman et al., 2022): weight of the fine-tuned weights against those of `init`; 1 means no mixing."""
 
     label_smoothing: float = 0.0
-    class_weights: bool = False  # rare classes count more in the loss
+    """Label smoothing (Szegedy et al., 2016); 0 means none."""
+    class_weights: bool = False
+    """Whether the loss weights classes by their inverse frequency."""
     distill: DistillConfig = field(default_factory=DistillConfig)
+    """Knowledge distillation from a teacher."""
 
-    eval_every: float = 1.0  # epochs
-    save_every: float = 300.0  # seconds between checkpoints
-    keep_last: int = 2  # checkpoints that stay, besides the best
-    tta_flip: bool = False  # evaluate the mean of a picture and its mirror image
+    eval_every: float = 1.0
+    """Epochs between evaluations on the validation set."""
+    save_every: float = 300.0
+    """Seconds between checkpoints, less in a run with a budget; 0 saves one after every step."""
+    keep_last: int = 2
+    """Number of checkpoints that are kept besides the best."""
+    tta_flip: bool = False
+    """Whether evaluation averages the predictions of an image and its horizontal flip (test-time augmentation)."""
     loggers: tuple[Logger, ...] = ()
+    """Experiment trackers to log to, besides metrics.jsonl."""
 
     def validate(self) -> None:
-        self.require(bool(self.name) and "/" not in self.name, "name must be a plain word; it names the run.")
-        self.require(0 <= self.seed < 2**63, "seed must be between 0 and 2**63.")
-        self.require(self.epochs > 0, "epochs must be above 0.")
-        self.require(self.steps is None or self.steps > 0, "steps must be above 0.")
-        self.require(self.budget is None or self.budget > 0, "budget must be above 0 seconds.")
-        self.require(self.steps is None or self.budget is None, "steps and budget are both given; set one to None.")
-        self.require(1 <= self.batch_size <= 2**20, "batch_size must be between 1 and 1,048,576.")
-        self.require(
-            self.grad_accum_steps >= 1 and self.batch_size % self.grad_accum_steps == 0,
-            f"grad_accum_steps {self.grad_accum_steps} must divide batch_size {self.batch_size}.",
-        )
-        self.require(
-            self.num_threads is None or 1 <= self.num_threads <= 1024, "num_threads must be between 1 and 1024."
-        )
-        self.require(0 <= self.ema < 1, "ema must be at least 0 and below 1.")
-        self.require(0 < self.wise_ft_alpha <= 1, "wise_ft_alpha must be above 0 and at most 1.")
-        self.require(
-            self.init is not None or self.wise_ft_alpha == 1,
-            "wise_ft_alpha interpolates with pretrained weights, so it needs init; set it to 1 to train from scratch.",
-        )
-        self.require(0 <= self.label_smoothing < 1, "label_smoothing must be at least 0 and below 1.")
-        self.require(self.eval_every > 0, "eval_every must be above 0.")
-        self.require(
-            self.save_every >= 0 and self.keep_last >= 1, "save_every must not be negative, and keep_last at least 1."
-        )
-        self.require(0 <= self.lora_rank <= 1024, "lora_rank must be between 0 and 1024.")
-        self.require(
-            not (self.lora_rank and self.freeze), "LoRA freezes all weights but its own and the head; leave freeze out."
-        )
-        self.require(
-            self.init is not None or "first-third" not in self.freeze,
-            "freeze first-third keeps weights that were learnt, so it needs init; set freeze to () for a new model.",
-        )
+        self._validate_length()
+        self._validate_batch()
+        self._validate_weights()
+        self.check("name", bool(self.name) and "/" not in self.name, "a name without slashes")
+        self.check("seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63")
+        self.check("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1")
+        self.check("eval_every", self.eval_every > 0, "above 0")
+        self.check("save_every", self.save_every >= 0, "at least 0")
+        self.check("keep_last", self.keep_last >= 1, "at least 1")
         distilled = isinstance(self.model, ViTConfig) and self.model.distillation
         self.require(
             not distilled or self.distill.teacher is not None or self.init is not None or not self.data.source,
-            "a model with distillation needs distill.teacher.",
+            "model.distillation is true, so the run needs a teacher: set distill.teacher.",
+        )
+
+    def _validate_length(self) -> None:
+        self.check("epochs", self.epochs > 0, "above 0")
+        self.check("steps", self.steps is None or self.steps > 0, "above 0")
+        self.check("budget", self.budget is None or self.budget > 0, "above 0 seconds")
+        self.require(
+            self.steps is None or self.budget is None,
+            f"steps {self.steps} and budget {self.budget} are both given; set one of them to None.",
+        )
+
+    def _validate_batch(self) -> None:
+        self.check_range(1, 2**20, "batch_size")
+        self.check_range(1, 1024, "num_threads")
+        divides = self.grad_accum_steps >= 1 and self.batch_size % self.grad_accum_steps == 0
+        self.check("grad_accum_steps", divides, f"a divisor of batch_size {self.batch_size}")
+
+    def _validate_weights(self) -> None:
+        self.check("ema", 0 <= self.ema < 1, "at least 0 and below 1")
+        self.check_range(0, 1024, "lora_rank")
+        self.check("wise_ft_alpha", 0 < self.wise_ft_alpha <= 1, "above 0 and at most 1")
+        self.require(
+            self.init is not None or self.wise_ft_alpha == 1,
+            f"wise_ft_alpha {self.wise_ft_alpha} interpolates with pretrained weights, so it needs init; set it to 1 "
+            "to train from scratch.",
+        )
+        self.require(
+            not (self.lora_rank and self.freeze),
+            f"lora_rank {self.lora_rank} freezes all weights but the head already; set freeze to ().",
+        )
+        self.require(
+            self.init is not None or "first-third" not in self.freeze,
+            "freeze 'first-third' keeps pretrained weights, so it needs init; set freeze to () to train from scratch.",
         )
