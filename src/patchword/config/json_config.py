@@ -94,7 +94,7 @@ def _field_types(cls: type[JsonConfig]) -> dict[str, Any]:
 def unknown_field(name: str, known: typing.Iterable[str], owner: str) -> ConfigError:
     """Makes the error for a field that `owner` does not have, with the nearest name that it has."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1) or [field for field in known if field.startswith(name)]
     hint = f" Did you mean {near[0]}?" if near else ""
     fields = f" Its fields: {', '.join(known)}." if known else ""
     return ConfigError(f"{owner} has no field {name}.{hint}{fields}", code="unknown_field")

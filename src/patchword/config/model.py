@@ -119,8 +119,8 @@ class ViTConfig(JsonConfig):
 
     def validate(self) -> None:
         self._validate_ranges()
-        self._validate_sizes()
         self._validate_stem()
+        self._validate_sizes()
         self._validate_pos_embed()
         self._validate_pooling()
 
@@ -148,10 +148,11 @@ class ViTConfig(JsonConfig):
             f"model.embed_dim {self.embed_dim} is not divisible by {self.num_heads} heads; set model.head_dim.",
         )
         for size, stride, side in zip(self.image_size, self.stride, ("height", "width"), strict=True):
+            nearest = [multiple for multiple in (size // stride * stride, (size // stride + 1) * stride) if multiple]
             self.require(
                 size % stride == 0,
                 f"model.image_size: {side} {size} is not a multiple of {stride}, the pixels of one patch; "
-                f"use {max(stride, size // stride * stride)} or {(size // stride + 1) * stride}.",
+                f"use {' or '.join(map(str, nearest))}.",
             )
         self.require(
             self.table_bytes < MAX_TABLE_BYTES,

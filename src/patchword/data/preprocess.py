@@ -1,9 +1,9 @@
-"""The one evaluation transform: a picture becomes the numbers a model was trained to see.
+"""The evaluation transform: resize, center crop and normalize an image as the model expects.
 
-Owns the geometry (resize, centre crop), the normalisation and their JSON form, which travels with the weights. It does
-not know files or formats (`data.images` decodes), models, or training-time augmentation.
+Owns the geometry, the normalization and their JSON form, which is stored with the weights. It does not know file
+formats (`data.images` decodes), models, or training augmentation.
 
-The geometry is that of torchvision's Resize + CenterCrop on Pillow pictures, to the pixel, since nearly all public
+The geometry is that of torchvision's Resize + CenterCrop on Pillow images, to the pixel, because nearly all public
 weights were evaluated with it.
 """
 
@@ -23,42 +23,44 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-HALF = (0.5, 0.5, 0.5)  # Google's ViT checkpoints: mean = std = 0.5, pixels in -1..1
+HALF = (0.5, 0.5, 0.5)  # mean and std of Google's ViT checkpoints: pixels in -1..1
 
-MAX_SIZE = 16384  # far above any model, low enough that a typing error cannot ask for terabytes
+MAX_SIZE = 16384  # pixels per side; far above any model, but a typo cannot allocate terabytes
 
-LARGEST_STEP = 2**27  # pixels between the two passes of resizing
+MAX_INTERMEDIATE_PIXELS = 2**27  # between the horizontal and the vertical pass of resizing
 
 _MODES = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True)
 class Preprocess(JsonConfig):
-    """How a picture is resized, cropped and normalised; call it on a Pillow image to get a (C, H, W) tensor.
+    """Resize, crop and normalization of an image. Called on a Pillow image, it returns a (C, H, W) tensor.
 
     Args:
-        size: (height, width) that the model sees.
-        resize: "cover" keeps the proportions and crops what juts out; "squash" scales both sides independently.
-        crop: the part of the resized picture that is kept, along each side (timm's crop_pct). 224 with 0.9 means:
-            resize to 248, cut 224 out of the middle.
-        interpolation: a Pillow filter; all but "nearest" smooth when they shrink.
-        mean, std: one number for each channel, on the scale 0..1. One channel means greyscale, three mean RGB.
+        size: (height, width) of the model's input.
+        resize: "cover" keeps the aspect ratio and crops what exceeds `size`; "squash" scales both sides independently.
+        crop: fraction of the resized image that is kept along each side (timm's crop_pct). 224 with 0.9 means: resize
+            to 248, then center-crop to 224.
+        interpolation: name of a Pillow filter. All but "nearest" are antialiased.
+        mean, std: one number per channel, on the scale 0..1. One channel means grayscale, three mean RGB.
     """
+
+    section = "preprocess"
 
     size: tuple[int, int]
     resize: Resize = "cover"
     crop: float = 1.0
     interpolation: Interpolation = "bicubic"
-    # Without a default: the wrong statistics cost tens of points of accuracy and raise no error.
+    # No defaults: wrong statistics cost tens of points of accuracy without any error.
     mean: tuple[float, ...] = field(kw_only=True)
     std: tuple[float, ...] = field(kw_only=True)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """All fields must be there: a default filled in silently would be a wrong accuracy later."""
-        known = {each.name for each in fields(cls)}
-        if isinstance(values, dict) and (missing := sorted(known - set(values))):
-            raise ConfigError(f"Preprocess lacks {', '.join(missing)}: every key must be given.")
+        """Require every field: a silent default could change the accuracy."""
+        names = {field.name for field in fields(cls)}
+        if isinstance(values, dict) and (missing := sorted(names - set(values))):
+            raise ConfigError(f"preprocess lacks {', '.join(missing)}: every key is required.")
         return super().from_json(values)
 
     def validate(self) -> None:
@@ -67,88 +69,88 @@ class Preprocess(JsonConfig):
         self.require(0 < self.crop <= 1, f"preprocess.crop must be above 0 and at most 1, not {self.crop}.")
         self.require(
             len(self.mean) == len(self.std),
-            f"preprocess.mean and preprocess.std must have one number for each channel, "
+            f"preprocess.mean and preprocess.std must have one number per channel, "
             f"but they have {len(self.mean)} and {len(self.std)}.",
         )
         self.require(
             len(self.mean) in _MODES,
-            f"preprocess.mean must have 1 number (greyscale) or 3 numbers (RGB), not {len(self.mean)}.",
+            f"preprocess.mean must have 1 number (grayscale) or 3 numbers (RGB), not {len(self.mean)}.",
         )
         on_scale = all(0 <= m <= 1 for m in self.mean) and max(self.std, default=0) <= 2
         self.require(on_scale, f"preprocess.mean {self.mean} and std {self.std} must be on the scale 0..1, not 0..255.")
-        self.require(min(self.std) > 0, f"preprocess.std must be above 0, since pixels are divided by it: {self.std}.")
+        self.require(min(self.std) > 0, f"preprocess.std must be above 0 (pixels are divided by it), not {self.std}.")
         self.require(
             max(self.size) <= MAX_SIZE * self.crop,
-            f"preprocess.size {self.size} with crop {self.crop} would resize pictures to more than {MAX_SIZE} "
-            f"pixels a side: use a larger crop fraction.",
+            f"preprocess.size {self.size} with crop {self.crop} would resize images to more than {MAX_SIZE} "
+            f"pixels per side: use a larger crop fraction.",
         )
 
     @property
     def channels(self) -> int:
+        """Number of channels: 1 or 3."""
         return len(self.mean)
 
     @property
     def mode(self) -> Literal["L", "RGB"]:
-        """The Pillow mode, to be given to `load_image`."""
+        """Pillow mode for `load_image`."""
         return "L" if self.channels == 1 else "RGB"
 
     @property
-    def resized_to(self) -> tuple[int, int]:
-        """(height, width) that a picture is resized to, or to cover, before the crop."""
-        # The addend: 224 / (224 / 248) must give 248, although the fraction is rounded.
+    def resize_size(self) -> tuple[int, int]:
+        """(height, width) before the crop; with "cover", the minimum size."""
+        # 1e-6: 224 / (224 / 248) must give 248 although the fraction is rounded.
         return math.floor(self.size[0] / self.crop + 1e-6), math.floor(self.size[1] / self.crop + 1e-6)
 
     def summary(self) -> str:
-        """In a line, for people."""
+        """Describe the transform in one line."""
         height, width = self.size
-        rows, columns = self.resized_to
-        cropped = f", crop {height}x{width}" if self.resize == "cover" or self.resized_to != self.size else ""
-        scale = f"{'resize' if self.resize == 'cover' else 'squash'} to {rows}x{columns}{cropped}"
+        rows, columns = self.resize_size
+        crop = f", crop {height}x{width}" if self.resize == "cover" or self.resize_size != self.size else ""
+        scale = f"{'resize' if self.resize == 'cover' else 'squash'} to {rows}x{columns}{crop}"
         return f"{scale}, {self.interpolation}, mean {self.mean}, std {self.std}"
 
-    def pixels(self, image: Image.Image) -> np.ndarray:
-        """Geometry only: a uint8 array (H, W, C).
+    def resize_and_crop(self, image: Image.Image) -> np.ndarray:
+        """Apply the geometry only and return uint8 (H, W, C). Raises `ImageError`.
 
-        Only what the crop keeps is computed, so even 1 x 5000 pixels, which cover 224 x 224 only when resized to
-        224 x 1,120,000, cost no more than any other picture. Raises ImageError.
+        Only the cropped region is computed: an image of 1 x 5000 pixels, which would have to be resized to
+        224 x 1,120,000 to cover 224 x 224, costs no more than any other.
         """
         if image.mode != self.mode:
-            image = _converted(image, self.mode)
+            image = _convert_mode(image, self.mode)
         width, height = image.size
-        left, top, right, bottom = self.seen(height, width)
+        left, top, right, bottom = self.crop_box(height, width)
         resample = Image.Resampling[self.interpolation.upper()]
         try:
-            small = _resample(image, self.size, (top, bottom), (left, right), resample)
+            resized = _resample(image, self.size, (top, bottom), (left, right), resample)
         except (ValueError, MemoryError) as error:
             raise ImageError(
-                f"An image of {width} x {height} cannot be resized to the model's size ({error}).",
+                f"An image of {width} x {height} pixels cannot be resized to {self.size} ({error}).",
                 code="image_out_of_memory" if isinstance(error, MemoryError) else "image_unsupported",
             ) from None
-        return np.array(small).reshape(*self.size, self.channels)
+        return np.array(resized).reshape(*self.size, self.channels)
 
-    def seen(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """Which part of a picture the model sees: left, top, right, bottom, in pixels of the picture."""
-        resized = self._resized(height, width)
-        top, bottom = _kept(height, resized[0], self.size[0])
-        left, right = _kept(width, resized[1], self.size[1])
+    def crop_box(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """Return the region the model sees: (left, top, right, bottom) in pixels of an image of the given size."""
+        resized = self._full_size(height, width)
+        top, bottom = _center_interval(height, resized[0], self.size[0])
+        left, right = _center_interval(width, resized[1], self.size[1])
         return left, top, right, bottom
 
-    def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of the whole resized picture, of which the crop is a part."""
-        rows, columns = self.resized_to
+    def _full_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the full image after resizing, before the crop."""
+        rows, columns = self.resize_size
         if self.resize == "squash":
             return rows, columns
-        # The axis that needs the larger scale sets it. int() and the float division are torchvision's own rounding.
+        # The axis that needs the larger scale determines it. int() and the float division round as torchvision does.
         if rows * width >= columns * height:
             return rows, int(rows * width / height)
         return int(columns * height / width), columns
 
-    def normalise(self, batch: torch.Tensor) -> torch.Tensor:
-        """uint8 (B, H, W, C) from `pixels` to contiguous float32 (B, C, H, W), on the batch's device.
+    def normalize(self, batch: torch.Tensor) -> torch.Tensor:
+        """Convert uint8 (B, H, W, C) from `resize_and_crop` to float32 (B, C, H, W), contiguous, on the same device.
 
-        Bit-equal to torchvision's ToTensor + Normalize. Transposing while still bytes and then working in place makes
-        it five times as fast as the same formula written plainly; folding it into one multiplication and one addition
-        would save another third of 0.2 ms, and the last bits.
+        Bit-equal to torchvision's ToTensor + Normalize, but five times as fast as the same formula written plainly:
+        it transposes bytes and then works in place. A fused multiply-add would be faster still, but not bit-equal.
         """
         shape = (self.channels, 1, 1)
         mean = torch.tensor(self.mean, device=batch.device).view(shape)
@@ -157,14 +159,14 @@ class Preprocess(JsonConfig):
         return planes.float().div_(255).sub_(mean).div_(std)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        return self.normalise(torch.from_numpy(self.pixels(image))[None])[0]
+        return self.normalize(torch.from_numpy(self.resize_and_crop(image))[None])[0]
 
 
-def _kept(length: int, resized: int, size: int) -> tuple[float, float]:
-    """Where the centre crop begins and ends along one side, in pixels of the original picture."""
-    start = int(round((resized - size) / 2.0))  # torchvision's CenterCrop, half to even included
+def _center_interval(length: int, resized: int, size: int) -> tuple[float, float]:
+    """Start and end of the center crop along one side, in pixels of the original image."""
+    start = int(round((resized - size) / 2.0))  # as torchvision's CenterCrop, which rounds half to even
     scale = length / resized
-    return start * scale, min((start + size) * scale, length)  # the product may pass the edge by a rounding error
+    return start * scale, min((start + size) * scale, length)  # a rounding error may exceed the edge
 
 
 def _resample(
@@ -174,33 +176,33 @@ def _resample(
     columns: tuple[float, float],
     resample: Image.Resampling,
 ) -> Image.Image:
-    """The given rows and columns of the picture, resized to (height, width): widths first, then heights.
+    """Resize the given rows and columns of an image to (height, width): horizontally first, then vertically.
 
-    One call with a two-dimensional box would do the same if Pillow always took the widths first. Since version 13 it
-    takes the heights first for tall boxes; as values beyond 0..255 are clipped between the two passes, up to 10 grey
-    levels then differ from resizing the whole picture and cropping it (seen in ImageNet pictures). This way it is 2
-    at most, in a few pixels of every tenth picture, since Pillow keeps the box in single precision.
+    A single call with a two-dimensional box would be equivalent if Pillow always resized horizontally first. Since
+    version 13, Pillow starts with the vertical pass for tall boxes. Values outside 0..255 are clipped between the two
+    passes, so up to 10 gray levels differ from resizing the full image and cropping it (seen on ImageNet). With two
+    calls the difference is at most 2, in a few pixels of one in ten images, because Pillow stores the box as float32.
     """
     height, width = size
-    # The filter reaches over the edge of the crop, three pixels (lanczos) of the coarser of the two grids; one for
-    # rounding. Rows beyond that need not be resized.
-    reach = math.ceil(3 * max(1.0, (rows[1] - rows[0]) / height)) + 1
-    first, last = max(0, math.floor(rows[0]) - reach), min(image.height, math.ceil(rows[1]) + reach)
+    # The filter extends beyond the crop by up to three pixels (Lanczos) of the coarser grid, plus one for rounding.
+    # Rows beyond that need not be resized.
+    margin = math.ceil(3 * max(1.0, (rows[1] - rows[0]) / height)) + 1
+    first, last = max(0, math.floor(rows[0]) - margin), min(image.height, math.ceil(rows[1]) + margin)
     if last - first < image.height:
         image = image.crop((0, first, image.width, last))
-    if image.height * width > LARGEST_STEP:  # a line of a million pixels that is squashed: heights first after all
+    if image.height * width > MAX_INTERMEDIATE_PIXELS:  # e.g. 1 x 1,000,000 pixels, squashed: vertical pass first
         image = image.resize((image.width, height), resample, box=(0, rows[0] - first, image.width, rows[1] - first))
         return image.resize((width, height), resample, box=(columns[0], 0, columns[1], height))
     narrow = image.resize((width, image.height), resample, box=(columns[0], 0, columns[1], image.height))
-    # The subtraction can pass the lower edge by a rounding error, at which Pillow would raise.
+    # The subtraction may exceed the lower edge by a rounding error, and Pillow would raise.
     return narrow.resize((width, height), resample, box=(0, rows[0] - first, width, min(rows[1] - first, image.height)))
 
 
-def _converted(image: Image.Image, mode: str) -> Image.Image:
-    """Between grey and colour only: what to do with transparency, palettes and 16 bits is decided in one place."""
+def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Convert between L and RGB only: `data.images.to_mode` handles transparency, palettes and 16 bits."""
     if image.mode not in _MODES.values():
         raise ImageError(
-            f"The image has mode {image.mode!r}, but preprocessing takes L or RGB: "
+            f"The image has mode {image.mode!r}, but Preprocess accepts only L and RGB: "
             f"convert it with patchword.data.images.to_mode(image, {mode!r}).",
             code="image_unsupported",
         )

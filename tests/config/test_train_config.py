@@ -1,0 +1,132 @@
+"""Every validation rule of training configs: the error names the full path and the value."""
+
+from typing import Any
+
+import pytest
+
+from patchword.config import Config, ViTConfig
+from patchword.errors import ConfigError
+
+INVALID = [
+    ("data.val_fraction", 0, "above 0 and below 1"),
+    ("data.val_fraction", 1, "above 0 and below 1"),
+    ("data.train_fraction", 0, "above 0 and at most 1"),
+    ("data.train_fraction", 1.1, "above 0 and at most 1"),
+    ("data.num_workers", -1, "between 0 and 256"),
+    ("data.num_workers", 257, "between 0 and 256"),
+    ("data.cache_gib", -0.5, "at least 0"),
+    ("augment.flip", 1.5, "between 0 and 1"),
+    ("augment.random_erasing", -0.1, "between 0 and 1"),
+    ("augment.cutout", 2, "between 0 and 1"),
+    ("augment.shift_limit", 1.01, "between 0 and 1"),
+    ("augment.color_jitter", 1.5, "between 0 and 1"),
+    ("augment.mixup", -1, "between 0 and 100"),
+    ("augment.cutmix", 101, "between 0 and 100"),
+    ("augment.randaug_ops", 17, "between 0 and 16"),
+    ("augment.randaug_magnitude", 31, "between 0 and 30"),
+    ("augment.scale", (0.0, 1.0), "two fractions"),
+    ("augment.scale", (0.9, 0.5), "two fractions"),
+    ("augment.scale", (0.5, 1.5), "two fractions"),
+    ("augment.ratio", (0.0, 1.0), "two aspect ratios"),
+    ("augment.ratio", (2.0, 1.0), "two aspect ratios"),
+    ("optim.lr", 0, "above 0"),
+    ("optim.lr", -1, "above 0"),
+    ("optim.muon_lr", 0, "above 0"),
+    ("optim.weight_decay", -0.1, "at least 0"),
+    ("optim.clip_grad_norm", -1, "at least 0"),
+    ("optim.sam_rho", -1, "at least 0"),
+    ("optim.head_lr_scale", -1, "at least 0"),
+    ("optim.betas", (0.9, 1.0), "two numbers, at least 0 and below 1"),
+    ("optim.momentum", 1, "at least 0 and below 1"),
+    ("optim.layer_decay", 0, "above 0 and at most 1"),
+    ("optim.layer_decay", 1.1, "above 0 and at most 1"),
+    ("schedule.warmup_fraction", -0.1, "between 0 and 1"),
+    ("schedule.cooldown_fraction", 1.1, "between 0 and 1"),
+    ("schedule.min_lr_ratio", 2, "between 0 and 1"),
+    ("distill.weight", 1.5, "between 0 and 1"),
+    ("distill.temperature", 0, "above 0"),
+    ("progressive_resize.scale", 0, "above 0 and at most 1"),
+    ("progressive_resize.scale", 1.5, "above 0 and at most 1"),
+    ("progressive_resize.fraction", -1, "between 0 and 1"),
+    ("name", "", "a name without slashes"),
+    ("name", "a/b", "a name without slashes"),
+    ("seed", -1, "at least 0 and below 2**63"),
+    ("seed", 2**63, "at least 0 and below 2**63"),
+    ("epochs", 0, "above 0"),
+    ("steps", 0, "above 0"),
+    ("budget", 0, "above 0 seconds"),
+    ("batch_size", 0, "between 1 and 1,048,576"),
+    ("batch_size", 2**20 + 1, "between 1 and 1,048,576"),
+    ("grad_accum_steps", 3, "a divisor of batch_size 128"),
+    ("grad_accum_steps", 0, "a divisor of batch_size 128"),
+    ("num_threads", 0, "between 1 and 1,024"),
+    ("ema", 1, "at least 0 and below 1"),
+    ("wise_ft_alpha", 0, "above 0 and at most 1"),
+    ("label_smoothing", 1, "at least 0 and below 1"),
+    ("eval_every", 0, "above 0"),
+    ("save_every", -1, "at least 0"),
+    ("keep_last", 0, "at least 1"),
+    ("lora_rank", 1025, "between 0 and 1,024"),
+]
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """{"optim": {"lr": value}} for "optim.lr"."""
+    *sections, name = path.split(".")
+    return {sections[0]: {name: value}} if sections else {name: value}
+
+
+@pytest.mark.parametrize(("path", "value", "rule"), INVALID)
+def test_out_of_range(path: str, value: Any, rule: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Config.from_json(nested(path, value))
+    message = str(error.value)
+    assert message.startswith(f"{path} must be {rule}")
+    seen = Config.cast_fields({path: value})[path] if "." not in path else value
+    assert f", not {seen}" in message or f", not {float(seen)}" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"steps": 5, "budget": 60}, ["steps 5", "budget 60"]),
+        ({"wise_ft_alpha": 0.5}, ["wise_ft_alpha 0.5", "needs init"]),
+        ({"lora_rank": 4, "freeze": ["blocks."]}, ["lora_rank 4", "freeze"]),
+        ({"freeze": ["first-third"]}, ["'first-third'", "needs init"]),
+        ({"model": {"distillation": True}, "data": {"source": "digits"}}, ["model.distillation", "distill.teacher"]),
+        (
+            {"schedule": {"warmup_fraction": 0.6, "cooldown_fraction": 0.5}},
+            ["schedule.warmup_fraction 0.6", "schedule.cooldown_fraction 0.5"],
+        ),
+    ],
+)
+def test_contradictions(values: dict[str, Any], expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        Config.from_json(values)
+    assert not [words for words in expected if words not in str(error.value)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"init": "a", "wise_ft_alpha": 0.5},
+        {"init": "a", "freeze": ["first-third"]},
+        {"lora_rank": 4},
+        {"freeze": ["blocks."]},
+        {"model": {"distillation": True}, "data": {"source": "digits"}, "distill": {"teacher": "b"}},
+        {"model": {"distillation": True}, "data": {"source": "digits"}, "init": "a"},
+        {"batch_size": 1, "keep_last": 1, "save_every": 0, "num_threads": 1024},
+        {"augment": {"scale": [1, 1], "ratio": [1, 1], "flip": 1, "cutout": 1}},
+        {"optim": {"weight_decay": 0, "clip_grad_norm": 0, "head_lr_scale": 0, "betas": [0, 0]}},
+        {"schedule": {"warmup_fraction": 0.5, "cooldown_fraction": 0.5, "min_lr_ratio": 1}},
+    ],
+)
+def test_limits_are_valid(values: dict[str, Any]) -> None:
+    assert Config.from_json(values)
+
+
+def test_sections_have_defaults() -> None:
+    config = Config()
+    assert isinstance(config.model, ViTConfig)
+    assert (config.optim.name, config.schedule.shape, config.augment.crop) == ("adamw", "cosine", "none")
+    assert config.init is config.steps is config.budget is None
