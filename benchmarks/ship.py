@@ -52,7 +52,7 @@ def main() -> None:
     assert parts.val is not None
     assert parts.test is not None
     whole = dataclasses.replace(read_checkpoint(args.run), temperature=1.0)
-    half = whole.halved()
+    half = whole.to_half()
     exact, rounded = answers(whole, parts.val), answers(half, parts.val)
     agree = float((exact.argmax(axis=1) == rounded.argmax(axis=1)).mean())
     assert agree >= 0.999, f"half precision changes {1 - agree:.2%} of the decisions"

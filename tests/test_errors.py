@@ -27,19 +27,19 @@ from starlette.testclient import TestClient
 import patchword
 from helpers.color_classifier import colour_checkpoint
 from helpers.command import run
-from helpers.small_checkpoint import checkpoint
+from helpers.small_checkpoint import make_checkpoint
 from helpers.small_study import BASE, little_study
 from patchword.checkpoints import write_checkpoint
 from patchword.checkpoints.tensor_files import read_tensors
-from patchword.cli.output import print_outcome
+from patchword.cli.output import print_train_result
 from patchword.data import download  # defines an error of its own
-from patchword.data.sources import decode
+from patchword.data.sources import decode_image
 from patchword.engines import engine_trials as trial
 from patchword.errors import CheckpointError, ConfigError, ImageError, Note, PatchwordError, TrainingError
 from patchword.serve import app, service
 from patchword.serve.limits import Limits
 from patchword.serve.problem_json import STATUSES, Problem
-from patchword.serve.uploads import Upload, uploads
+from patchword.serve.read_uploads import Upload, read_uploads
 from patchword.studies import run_study as studies
 from patchword.studies.study import Cell
 from patchword.training import TrainResult
@@ -56,7 +56,8 @@ CLASS_CODES = {
     "ExportError": "export_failed",
     "DataError": "invalid_data",
     "ImageError": "unreadable_image",
-    "Unreachable": "unreachable",
+    "DownloadError": "unreachable",
+    "OutputError": "cannot_write",
     "HubError": "hub_failed",
     "TrainingError": "training_failed",
 }
@@ -66,6 +67,7 @@ RAISED_CODES = set(
         "unknown_class",
         "unsafe_pickle",
         "not_finite",
+        "output_exists",
         "image_damaged",
         "image_empty",
         "image_not_a_file",
@@ -147,7 +149,7 @@ def words(node: ast.expr) -> set[str]:
 
 
 def test_codes_of_classes() -> None:
-    assert download.Unreachable.__module__.startswith("patchword.")
+    assert download.DownloadError.__module__.startswith("patchword.")
     ours = [each for each in subclasses(PatchwordError) if each.__module__.startswith("patchword.")]
     assert {each.__name__: each.code for each in ours} == CLASS_CODES
     assert all(each(REWORDED).code == each.code and str(each(REWORDED)) == REWORDED for each in ours)
@@ -202,15 +204,15 @@ def test_a_note_is_a_text_with_a_code() -> None:
 def test_stating_the_preprocessing_drops_the_note_of_what_was_assumed() -> None:
     assumed = Note(REWORDED, "preprocess_assumed")
     other = Note("Not on how images are prepared, but on labels.", "labels_assumed")
-    made = patchword.checkpoints.Checkpoint(**{**vars(checkpoint()), "notes": (assumed, other)})
-    stated = made.stated(crop=0.5).stated(crop=0.6)
+    made = patchword.checkpoints.Checkpoint(**{**vars(make_checkpoint()), "notes": (assumed, other)})
+    stated = made.with_metadata(crop=0.5).with_metadata(crop=0.6)
     assert [note.code for note in stated.notes] == ["labels_assumed", "preprocess_stated"]
 
 
 def test_the_exit_code_of_a_run_counts_images_not_words(tmp_path: Path) -> None:
     note = Note("All images are fine: there is none that could not be read.", "note")
-    assert print_outcome(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (note,)), json=False) == 0
-    assert print_outcome(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (), unreadable=1), json=False) == 3
+    assert print_train_result(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (note,)), json=False) == 0
+    assert print_train_result(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (), unreadable=1), json=False) == 3
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_the_server_knows_an_ambiguous_class(
 
     monkeypatch.setattr(app, "find_class", find)
     with pytest.raises(Problem) as refused:
-        app.chosen_label(types.SimpleNamespace(labels=("a", "b")), "a", None)  # type: ignore[arg-type]
+        app.resolve_class(types.SimpleNamespace(labels=("a", "b")), "a", None)  # type: ignore[arg-type]
     assert (refused.value.status, refused.value.code, str(error) in refused.value.detail) == (422, code, kept)
 
 
@@ -246,7 +248,7 @@ def test_the_server_names_its_own_limit_of_pixels(
         raise error
 
     monkeypatch.setattr(service, "load_image", load)
-    itself: Any = types.SimpleNamespace(preprocess=checkpoint().preprocess, limits=Limits(pixels=1234))
+    itself: Any = types.SimpleNamespace(preprocess=make_checkpoint().preprocess, limits=Limits(pixels=1234))
     found = service.Service.decode(itself, Upload("a.png", b""), False)
     assert isinstance(found, ImageError)
     assert found.code == error.code
@@ -257,7 +259,7 @@ def test_the_server_names_its_own_limit_of_pixels(
 def test_too_many_files_whatever_starlette_says(monkeypatch: pytest.MonkeyPatch) -> None:
     async def count(request: Request) -> JSONResponse:
         try:
-            return JSONResponse(len(await uploads(request, Limits(files=2))))
+            return JSONResponse(len(await read_uploads(request, Limits(files=2))))
         except Problem as problem:
             return problem.response()
 
@@ -274,17 +276,17 @@ def test_too_many_files_whatever_starlette_says(monkeypatch: pytest.MonkeyPatch)
 def test_only_a_signal_condemns_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library's last words may name a signal; only the death by one will be the same again."""
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
-    monkeypatch.setattr(trial, "_tried", {})
-    verdict = trial.try_engine("torch", "import sys; sys.exit('something about SIGILL')")
+    monkeypatch.setattr(trial, "_results", {})
+    verdict = trial.run_trial("torch", "import sys; sys.exit('something about SIGILL')")
     assert not verdict.works
     assert verdict.signal == ""
-    assert verdict.why.endswith("SIGILL")
-    trial._tried.clear()
-    assert trial.known("torch") is None
-    verdict = trial.try_engine("torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    trial._tried.clear()
+    assert verdict.reason.endswith("SIGILL")
+    trial._results.clear()
+    assert trial.cached_result("torch") is None
+    verdict = trial.run_trial("torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    trial._results.clear()
     assert verdict.signal == "SIGILL"
-    assert trial.known("torch") == verdict
+    assert trial.cached_result("torch") == verdict
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_a_pickle_that_torch_refuses(
 
 def test_bytes_are_called_by_the_name_of_their_sample() -> None:
     with pytest.raises(ImageError) as error:
-        decode(b"junk", "<bytes>.tar:0.png", "RGB", None)
+        decode_image(b"junk", "<bytes>.tar:0.png", "RGB", None)
     assert error.value.code == "image_unsupported"
     assert str(error.value) == f"Cannot read <bytes>.tar:0.png: {error.value.reason}"
 

@@ -38,7 +38,7 @@ from patchword.inference.classifier import Classifier
 from patchword.models import build_model, tensor_shapes
 from patchword.recipes import load_recipe
 from patchword.serve.app import create_app
-from patchword.serve.prometheus import Meters
+from patchword.serve.prometheus import Metrics
 from patchword.studies import run_study
 from patchword.studies.study import Cell, Study
 from patchword.training import train
@@ -198,8 +198,8 @@ def test_golden_cases() -> None:
         case, images = CASES[name], load_file(GOLDEN / name / "golden.safetensors")["images"]
         checkpoint = read(name)
         if case["input_size"] != case["image_size"]:
-            checkpoint = checkpoint.adapted(image_size=tuple(case["input_size"]))
-        model = checkpoint.model()
+            checkpoint = checkpoint.adapt(image_size=tuple(case["input_size"]))
+        model = checkpoint.build_model()
         with torch.inference_mode():
             tokens = model.forward_features(images)
             found |= {f"{name} logits": model(images), f"{name} pooled": model.forward_pool(tokens)}
@@ -437,7 +437,7 @@ def test_responses_of_the_server(photos: Path) -> None:
 
 def test_metrics_of_the_server() -> None:
     """Names and types of what Prometheus reads."""
-    lines = Meters().text().decode().splitlines()
+    lines = Metrics().text().decode().splitlines()
     found = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
     check_exact("serve_metrics", found)
 

@@ -7,7 +7,8 @@ PatchwordError             patchword_error
 ├── ExportError            export_failed        an exported model whose outputs differ from the original's
 ├── DataError              invalid_data         a dataset that cannot be used
 │   ├── ImageError         unreadable_image     one image that cannot be decoded
-│   └── Unreachable        unreachable          a dataset that cannot be downloaded (data/download.py)
+│   └── DownloadError      unreachable          a dataset that cannot be downloaded (data/download.py)
+├── OutputError            cannot_write         a file or directory that cannot be written, or must not be overwritten
 ├── HubError               hub_failed           a model hub that cannot be reached, or does not have the model
 └── TrainingError          training_failed      training stopped: NaN or Inf, or another unrecoverable error
 
@@ -73,6 +74,12 @@ class ImageError(DataError):
     def __init__(self, reason: str = "", *, name: str | None = None, code: str | None = None) -> None:
         super().__init__(reason if name is None else f"Cannot read {name}: {reason}", code=code)
         self.reason = reason
+
+
+class OutputError(PatchwordError):
+    """A file or directory that cannot be written, or that exists and must not be overwritten (`output_exists`)."""
+
+    code = "cannot_write"
 
 
 class HubError(PatchwordError):

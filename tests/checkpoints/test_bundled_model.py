@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 import patchword as pw
 from helpers.command import run
-from helpers.small_checkpoint import checkpoint
+from helpers.small_checkpoint import make_checkpoint
 from patchword.checkpoints import SHIPPED, read_checkpoint, write_checkpoint
 from patchword.config import AugmentConfig, DataConfig, ProgressiveResizeConfig
 from patchword.errors import CheckpointError, ConfigError, PatchwordError
@@ -75,19 +75,19 @@ def test_it_is_a_better_beginning_than_none(tmp_path: Path) -> None:
 
 
 def test_half_precision(tmp_path: Path) -> None:
-    whole = checkpoint()
+    whole = make_checkpoint()
     write_checkpoint(tmp_path / "whole", whole)
     result = run("convert", tmp_path / "whole", tmp_path / "half", "--to", "patchword", "--half")
     assert result.returncode == 0, result.stderr
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
     assert sizes[1] < 0.6 * sizes[0]
-    half = read_checkpoint(tmp_path / "half").model()
+    half = read_checkpoint(tmp_path / "half").build_model()
     assert next(half.parameters()).dtype == torch.float32
     images = torch.randn(2, whole.config.in_channels, *whole.config.image_size)
-    torch.testing.assert_close(half(images), whole.model()(images), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(half(images), whole.build_model()(images), atol=2e-2, rtol=2e-2)
     refused = run("convert", tmp_path / "whole", tmp_path / "x", "--to", "transformers", "--half")
     assert refused.returncode == 2
     assert "--half goes with --to patchword" in refused.stderr
     large = dataclasses.replace(whole, tensors={**whole.tensors, "norm.bias": whole.tensors["norm.bias"] + 1e5})
     with pytest.raises(ConfigError, match="norm.bias has values beyond 65504"):
-        large.halved()
+        large.to_half()

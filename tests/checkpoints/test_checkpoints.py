@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.small_checkpoint import LABELS, checkpoint
+from helpers.small_checkpoint import LABELS, make_checkpoint
 from patchword.checkpoints import WRITABLE, Checkpoint, load_model, read_checkpoint, write_checkpoint
 from patchword.checkpoints.detect_format import find_source
 from patchword.checkpoints.formats.transformers import stated_preprocess
@@ -34,7 +34,7 @@ def rewrite(source: Path, target: Path, change: dict[str, Tensor | None]) -> Pat
 
 @pytest.mark.parametrize("changes", [{}, {"pos_embed": "relative"}, {"stem": "conv", "stem_layers": (8, 8)}])
 def test_our_folder_keeps_everything(changes: dict, tmp_path: Path) -> None:
-    before = checkpoint(**changes, **({"patch_size": 2} if changes.get("stem") else {}))
+    before = make_checkpoint(**changes, **({"patch_size": 2} if changes.get("stem") else {}))
     write_checkpoint(tmp_path / "model", before)
     after = read_checkpoint(tmp_path / "model")
     assert after.config == before.config
@@ -57,7 +57,7 @@ def test_a_resnet_in_our_folder(tmp_path: Path) -> None:
 
 
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint())
+    write_checkpoint(tmp_path / "model", make_checkpoint())
     weights = tmp_path / "model/model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
@@ -82,7 +82,7 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_description_is_named(key: str, value: object, named: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint())
+    write_checkpoint(tmp_path / "model", make_checkpoint())
     path = tmp_path / "model/model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     with pytest.raises(CheckpointError, match=named):
@@ -90,10 +90,10 @@ def test_a_wrong_description_is_named(key: str, value: object, named: str, tmp_p
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint())
+    write_checkpoint(tmp_path / "model", make_checkpoint())
     with pytest.raises(CheckpointError, match="exists already"):
-        write_checkpoint(tmp_path / "model", checkpoint(num_classes=5, labels=None))
-    write_checkpoint(tmp_path / "model", checkpoint(num_classes=5, labels=None), overwrite=True)
+        write_checkpoint(tmp_path / "model", make_checkpoint(num_classes=5, labels=None))
+    write_checkpoint(tmp_path / "model", make_checkpoint(num_classes=5, labels=None), overwrite=True)
     assert read_checkpoint(tmp_path / "model").config.num_classes == 5
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
@@ -104,7 +104,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", WRITABLE)
 def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
     changes = {"num_classes": 0, "layer_scale": 1.0, "labels": None} if family == "dinov2" else {}
-    before = checkpoint(**changes)
+    before = make_checkpoint(**changes)
     out = tmp_path / ("model" + SUFFIX.get(family, ""))
     write_checkpoint(out, before, family)
     told = {"num_heads": 3, "activation": "gelu", "norm_eps": 1e-6}
@@ -112,12 +112,12 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
     assert after.family == family
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(after.model()(images), before.model()(images), rtol=0, atol=3e-5)
+        torch.testing.assert_close(after.build_model()(images), before.build_model()(images), rtol=0, atol=3e-5)
     if family in ("timm", "transformers"):
         assert after.labels == LABELS
         assert after.preprocess is not None
         assert before.preprocess is not None
-        assert after.preprocess.resized_to == before.preprocess.resized_to == (35, 35)
+        assert after.preprocess.resize_size == before.preprocess.resize_size == (35, 35)
         assert after.preprocess.replace(crop=1.0) == before.preprocess.replace(crop=1.0)
 
 
@@ -149,35 +149,35 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
 def test_what_a_format_cannot_hold_is_refused(family: str, changes: dict, tmp_path: Path) -> None:
     out = tmp_path / ("model" + SUFFIX.get(family, ""))
     with pytest.raises(ConversionError, match=family):
-        write_checkpoint(out, checkpoint(**changes), family)
+        write_checkpoint(out, make_checkpoint(**changes), family)
     assert not list(tmp_path.iterdir())
 
 
 def test_positions_of_the_class_token_are_folded(tmp_path: Path) -> None:
     """big_vision gives the class token no position; adding it to the token is the same function."""
-    before = checkpoint(activation="gelu_tanh")
+    before = make_checkpoint(activation="gelu_tanh")
     write_checkpoint(tmp_path / "model.npz", before, "big_vision")
     after = read_checkpoint(tmp_path / "model.npz")
     assert after.config.num_positioned == 0
     images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(after.model()(images), before.model()(images), rtol=0, atol=1e-5)
+    torch.testing.assert_close(after.build_model()(images), before.build_model()(images), rtol=0, atol=1e-5)
 
 
 def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
-    notes = write_checkpoint(tmp_path / "model.npz", checkpoint(), "google")
+    notes = write_checkpoint(tmp_path / "model.npz", make_checkpoint(), "google")
     assert any("activation=gelu_tanh" in note for note in notes)
-    notes = write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
+    notes = write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "torchvision")
     assert "must add --num-heads 3" in notes[-1]
     assert "--mean 0.5 0.5 0.5" in notes[-1]
     assert "--crop 0.9" in notes[-1]
-    notes = write_checkpoint(tmp_path / "wide.npz", checkpoint(image_size=(32, 64)), "google")
+    notes = write_checkpoint(tmp_path / "wide.npz", make_checkpoint(image_size=(32, 64)), "google")
     assert "--image-size 32 64" in notes[-1]
     for family in ("timm", "transformers"):
-        hot = dataclasses.replace(checkpoint(), multi_label=True)
+        hot = dataclasses.replace(make_checkpoint(), multi_label=True)
         notes = write_checkpoint(tmp_path / family, hot, family)
         assert any("divide the logits by 1.5" in note for note in notes)
         assert any("sigmoid" in note for note in notes)
-        plain = dataclasses.replace(checkpoint(), temperature=1.0)
+        plain = dataclasses.replace(make_checkpoint(), temperature=1.0)
         assert write_checkpoint(tmp_path / f"{family} plain", plain, family) == []
 
 
@@ -185,17 +185,17 @@ def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("crop", [1.0, 0.875, 384 / 450])
 @pytest.mark.parametrize("family", ["timm", "transformers"])
 def test_preprocessing_survives_in_folders(family: str, crop: float, resize: Any, tmp_path: Path) -> None:
-    before = checkpoint(image_size=384, patch_size=96).stated(crop=crop, resize=resize)
+    before = make_checkpoint(image_size=384, patch_size=96).with_metadata(crop=crop, resize=resize)
     before = dataclasses.replace(before, temperature=1.0)
     assert write_checkpoint(tmp_path / "model", before, family) == []
     after = read_checkpoint(tmp_path / "model").preprocess
     assert after is not None
     assert before.preprocess is not None
-    assert (after.resize, after.size, after.resized_to) == (resize, (384, 384), before.preprocess.resized_to)
+    assert (after.resize, after.size, after.resize_size) == (resize, (384, 384), before.preprocess.resize_size)
 
 
 def test_preprocessing_that_a_folder_cannot_state_is_said(tmp_path: Path) -> None:
-    notes = write_checkpoint(tmp_path / "wide", checkpoint(image_size=(32, 64)), "transformers")
+    notes = write_checkpoint(tmp_path / "wide", make_checkpoint(image_size=(32, 64)), "transformers")
     note = next(note for note in notes if note.code == "preprocess_not_stored")
     assert "resize to 35x71, crop 32x64" in note
 
@@ -213,14 +213,14 @@ def test_processors_of_transformers(said: dict[str, Any], resize: str, resized: 
     """As its own code reads them: two sides are both given to resizing, whatever the proportions of the picture."""
     fields = stated_preprocess({"do_center_crop": True, **said})
     found = Preprocess(size=(224, 224), mean=HALF, std=HALF, **fields)
-    assert (found.resize, found.resized_to) == (resize, resized)
+    assert (found.resize, found.resize_size) == (resize, resized)
 
 
 @pytest.mark.parametrize("family", ["google", "timm", "deit"])
 def test_a_grid_that_looks_square_with_its_class_token(family: str, tmp_path: Path) -> None:
     """3x8 patches and a class token are 25 positions, which also look like 5x5 without one."""
     out = tmp_path / ("m" + SUFFIX.get(family, ".safetensors"))
-    before = checkpoint(image_size=(24, 64))
+    before = make_checkpoint(image_size=(24, 64))
     notes = write_checkpoint(out, before, family)
     assert "--image-size 24 64" in notes[-1]
     after = read_checkpoint(out, num_heads=3, image_size=(24, 64))
@@ -231,31 +231,31 @@ def test_only_a_model_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/precious.jpg").write_bytes(b"me")
     with pytest.raises(CheckpointError, match=r"holds other things, too \(precious.jpg\)"):
-        write_checkpoint(tmp_path / "photos", checkpoint(), overwrite=True)
+        write_checkpoint(tmp_path / "photos", make_checkpoint(), overwrite=True)
     (tmp_path / "file").write_text("text")
     with pytest.raises(CheckpointError, match="file is a file, which this format does not write"):
-        write_checkpoint(tmp_path / "file", checkpoint(), overwrite=True)
+        write_checkpoint(tmp_path / "file", make_checkpoint(), overwrite=True)
     assert (tmp_path / "photos/precious.jpg").read_bytes() == b"me"
     assert (tmp_path / "file").read_text() == "text"
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_checkpoint(tmp_path / "link", checkpoint())
+    write_checkpoint(tmp_path / "link", make_checkpoint())
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real/model.json").exists()
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
 def test_names_that_training_tools_wrap(wrapper: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "m.safetensors", checkpoint(), "timm")
+    write_checkpoint(tmp_path / "m.safetensors", make_checkpoint(), "timm")
     tensors = {wrapper + n: t for n, t in find_source(tmp_path / "m.safetensors").tensors.items()}
     torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "wrapped.pth")
     assert torch.equal(
         read_checkpoint(tmp_path / "wrapped.pth", num_heads=3).tensors["head.weight"],
-        checkpoint().tensors["head.weight"],
+        make_checkpoint().tensors["head.weight"],
     )
 
 
 def test_a_new_head_is_announced(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint())
+    write_checkpoint(tmp_path / "model", make_checkpoint())
     (note,) = read_checkpoint(tmp_path / "model", num_classes=9).notes
     assert note.code == "head_replaced"
     assert "9 classes" in note
@@ -263,10 +263,10 @@ def test_a_new_head_is_announced(tmp_path: Path) -> None:
 
 
 def test_what_was_assumed_is_what_is_used(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "m.npz", checkpoint(), "google")
+    write_checkpoint(tmp_path / "m.npz", make_checkpoint(), "google")
     note = read_checkpoint(tmp_path / "m.npz", image_size=64).notes[0]
     assert "squash to 64x64" in note
-    stated = read_checkpoint(tmp_path / "m.npz").stated(crop=0.5, resize="cover")
+    stated = read_checkpoint(tmp_path / "m.npz").with_metadata(crop=0.5, resize="cover")
     assert [note.code for note in stated.notes] == ["preprocess_stated"]
     assert "resize to 64x64, crop 32x32" in stated.notes[0]
 
@@ -275,14 +275,14 @@ def test_the_output_name_must_fit_the_format(tmp_path: Path) -> None:
     names = {"model.pth": "google", "model.npz": "torchvision", "model": "deit", "m.npz": "timm"}
     for name, family in {**names, "m.pth": "patchword", "m.safetensors": "transformers"}.items():
         with pytest.raises(ConversionError, match="is written to"):
-            write_checkpoint(tmp_path / name, checkpoint(), family)
+            write_checkpoint(tmp_path / name, make_checkpoint(), family)
 
 
 # What does not fit is named
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "good.safetensors", checkpoint(), "timm")
+    write_checkpoint(tmp_path / "good.safetensors", make_checkpoint(), "timm")
     change = {"blocks.1.norm2.bias": None, "norm_pre.weight": torch.ones(48), "head.bias": torch.ones(5)}
     bad = rewrite(tmp_path / "good.safetensors", tmp_path / "bad.safetensors", change)
     with pytest.raises(CheckpointError) as error:
@@ -294,7 +294,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
 
 def test_a_trunk_without_its_head_is_no_classifier(tmp_path: Path) -> None:
     """A head is never invented: without one the model returns features, until the caller asks for classes."""
-    write_checkpoint(tmp_path / "full.safetensors", checkpoint(), "timm")
+    write_checkpoint(tmp_path / "full.safetensors", make_checkpoint(), "timm")
     change: dict[str, Tensor | None] = {"head.weight": None, "head.bias": None}
     trunk = rewrite(tmp_path / "full.safetensors", tmp_path / "trunk.safetensors", change)
     assert load_model(trunk, num_heads=3)(torch.zeros(1, 3, 32, 32)).shape == (1, 48)
@@ -302,26 +302,26 @@ def test_a_trunk_without_its_head_is_no_classifier(tmp_path: Path) -> None:
 
 
 def test_ambiguous_heads_are_asked_for(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
+    write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "torchvision")
     with pytest.raises(CheckpointError, match=r"num_heads=8 in Python or --num-heads 8"):
         read_checkpoint(tmp_path / "model.pth")
     assert read_checkpoint(tmp_path / "model.pth", num_heads=6).config.num_heads == 6
 
 
 def test_known_widths_need_no_heads(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model.pth", checkpoint(embed_dim=192), "torchvision")
+    write_checkpoint(tmp_path / "model.pth", make_checkpoint(embed_dim=192), "torchvision")
     assert read_checkpoint(tmp_path / "model.pth").config.num_heads == 3
 
 
 def test_a_grid_that_is_not_square_is_asked_for(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model.pth", checkpoint(image_size=(32, 64)), "torchvision")
+    write_checkpoint(tmp_path / "model.pth", make_checkpoint(image_size=(32, 64)), "torchvision")
     with pytest.raises(CheckpointError, match="32 patch positions, which is not a square"):
         read_checkpoint(tmp_path / "model.pth", num_heads=3)
     assert read_checkpoint(tmp_path / "model.pth", num_heads=3, image_size=(32, 64)).config.grid == (4, 8)
 
 
 def test_a_stated_field_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model.pth", checkpoint(), "torchvision")
+    write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "torchvision")
     with pytest.raises(CheckpointError, match="unexpected: encoder.layers.encoder_layer_1"):
         read_checkpoint(tmp_path / "model.pth", num_heads=3, depth=1)
     with pytest.raises(ConfigError, match="dpeth"):
@@ -347,9 +347,9 @@ def test_a_foreign_model_of_no_known_family(tmp_path: Path) -> None:
 
 
 def test_adapting_on_load(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint())
+    write_checkpoint(tmp_path / "model", make_checkpoint())
     adapted = read_checkpoint(tmp_path / "model", image_size=64, in_channels=1, num_classes=9)
-    assert adapted.model()(torch.randn(2, 1, 64, 64)).shape == (2, 9)
+    assert adapted.build_model()(torch.randn(2, 1, 64, 64)).shape == (2, 9)
     assert adapted.labels is None  # the old names would be wrong
     assert adapted.preprocess is not None
     assert (adapted.preprocess.size, adapted.preprocess.mean) == ((64, 64), (0.5,))
@@ -357,31 +357,31 @@ def test_adapting_on_load(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_is_not_said_of_an_adapted_model() -> None:
-    before = dataclasses.replace(checkpoint(), provenance={"seed": 0, "metrics": {"test": {"top1": 0.9}}})
-    larger, other = before.adapted(image_size=(64, 64)), before.adapted(num_classes=9)
+    before = dataclasses.replace(make_checkpoint(), provenance={"seed": 0, "metrics": {"test": {"top1": 0.9}}})
+    larger, other = before.adapt(image_size=(64, 64)), before.adapt(num_classes=9)
     assert larger.provenance == other.provenance == {"seed": 0}
     assert (larger.temperature, other.temperature) == (1.5, 1.0)
-    assert before.adapted(num_classes=4).provenance == before.provenance, "nothing was changed"
+    assert before.adapt(num_classes=4).provenance == before.provenance, "nothing was changed"
 
 
 def test_a_same_sized_head_is_kept(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint())
+    write_checkpoint(tmp_path / "model", make_checkpoint())
     assert torch.equal(
-        read_checkpoint(tmp_path / "model", num_classes=4).tensors["head.weight"], checkpoint().tensors["head.weight"]
+        read_checkpoint(tmp_path / "model", num_classes=4).tensors["head.weight"], make_checkpoint().tensors["head.weight"]
     )
 
 
 def test_stating_labels_and_preprocessing() -> None:
-    stated = checkpoint().stated(["a", "b", "c", "d"], mean=IMAGENET_MEAN, crop=1.0)
+    stated = make_checkpoint().with_metadata(["a", "b", "c", "d"], mean=IMAGENET_MEAN, crop=1.0)
     assert stated.labels == ("a", "b", "c", "d")
     assert stated.preprocess is not None
     assert (stated.preprocess.mean, stated.preprocess.crop, stated.preprocess.std) == (IMAGENET_MEAN, 1.0, HALF)
     with pytest.raises(ConfigError, match="2 labels"):
-        checkpoint().stated(["a", "b"])
+        make_checkpoint().with_metadata(["a", "b"])
 
 
 def test_assumptions_are_noted(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model.npz", checkpoint(num_classes=1000, labels=None), "google")
+    write_checkpoint(tmp_path / "model.npz", make_checkpoint(num_classes=1000, labels=None), "google")
     read = read_checkpoint(tmp_path / "model.npz")
     assert any("google's default: squash" in note for note in read.notes)
     assert any("ImageNet-1k" in note for note in read.notes)
@@ -394,10 +394,10 @@ def test_assumptions_are_noted(tmp_path: Path) -> None:
 def test_other_precisions_are_kept_at_rest_and_computed_in_float32(
     dtype: torch.dtype, suffix: str, tmp_path: Path
 ) -> None:
-    half = checkpoint(activation="gelu_tanh")
+    half = make_checkpoint(activation="gelu_tanh")
     half.tensors.update({n: t.to(dtype) for n, t in half.tensors.items()})
     write_checkpoint(tmp_path / f"m{suffix}", half, "google" if suffix == ".npz" else "timm")
     again = read_checkpoint(tmp_path / f"m{suffix}", num_heads=3)
     assert {t.dtype for t in again.tensors.values()} == {dtype}
-    assert {p.dtype for p in again.model().parameters()} == {torch.float32}
+    assert {p.dtype for p in again.build_model().parameters()} == {torch.float32}
     assert torch.equal(again.tensors["head.weight"], half.tensors["head.weight"])

@@ -30,8 +30,8 @@ def test_outputs(name: str) -> None:
     checkpoint = read(name)
     assert checkpoint.family == case["family"]
     if case["input_size"] != case["image_size"]:
-        checkpoint = checkpoint.adapted(image_size=tuple(case["input_size"]))
-    model = checkpoint.model()
+        checkpoint = checkpoint.adapt(image_size=tuple(case["input_size"]))
+    model = checkpoint.build_model()
     with torch.no_grad():
         tokens = model.forward_features(golden["images"])
         found = {"tokens": tokens, "logits": model(golden["images"]), "pooled": model.forward_pool(tokens)}
@@ -47,7 +47,7 @@ def test_outputs(name: str) -> None:
 def test_tolerance_can_fail(change: dict) -> None:
     """The tolerance sees a wrong epsilon and a wrong GELU."""
     golden = load_file(GOLDEN / "google_token/golden.safetensors")
-    model = read_checkpoint(GOLDEN / "google_token/model.npz", **change).model()
+    model = read_checkpoint(GOLDEN / "google_token/model.npz", **change).build_model()
     with torch.no_grad():
         assert (model(golden["images"]) - golden["logits"]).abs().max() > TOLERANCE
 
@@ -90,7 +90,7 @@ def test_same_function_in_every_format(name: str, to: str, tmp_path: Path) -> No
     told = {"num_heads": config.num_heads, "activation": config.activation, "norm_eps": config.norm_eps}
     golden = load_file(GOLDEN / name / "golden.safetensors")
     with torch.no_grad():
-        logits = read_checkpoint(out, **told).model()(golden["images"])
+        logits = read_checkpoint(out, **told).build_model()(golden["images"])
     torch.testing.assert_close(logits, golden["logits"], rtol=0, atol=TOLERANCE)
 
 

@@ -178,7 +178,7 @@ def read_or_refuse(path: Path) -> Checkpoint | None:
         assert len(str(error)) < 5000
         found = None
     else:
-        found.model()
+        found.build_model()
     assert time.monotonic() - started < MOST_SECONDS
     return found
 
@@ -498,7 +498,7 @@ def test_types_of_numbers(name: str, originals: dict[str, Path], tmp_path: Path)
         tensor_file(path).unlink()
         write_tensors(tensor_file(path), {n: t.to(kind) for n, t in original.items()}, wrapped=wrapped)
         sign(path)
-        model = read_checkpoint(path, **HEADS).model()
+        model = read_checkpoint(path, **HEADS).build_model()
         assert {p.dtype for p in model.parameters()} == {torch.float32}
     for kind in (torch.int64, torch.bool):
         tensor_file(path).unlink(missing_ok=True)
@@ -875,7 +875,7 @@ while rounds < 15 or (len(seen) < 2 and time.monotonic() < deadline):  # a busy 
         assert all(torch.equal(t, again[n]) for n, t in source.tensors.items())
     seen.add(len([p for p in target.parent.iterdir() if p.name.startswith(".")]))
 write_checkpoint(target, source, to, overwrite=True)
-read_checkpoint(target, num_heads=4).model()
+read_checkpoint(target, num_heads=4).build_model()
 print(len(seen))
 """
 

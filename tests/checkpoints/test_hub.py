@@ -21,7 +21,7 @@ def server() -> Iterator[Hub]:
 
 
 def fetch(server: Hub, cache: Path, reference: str = f"hf:{REPO}") -> Path:
-    return hub.fetch(reference, cache=cache, endpoint=server.endpoint)
+    return hub.download_model(reference, cache=cache, endpoint=server.endpoint)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -126,7 +126,7 @@ def test_unreachable_hub(server: Hub, tmp_path: Path) -> None:
 def test_silent_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(HubError, match="ReadTimeout"):
-        hub.fetch(f"hf:{REPO}", cache=tmp_path, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        hub.download_model(f"hf:{REPO}", cache=tmp_path, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_names_that_are_not_there(server: Hub, tmp_path: Path) -> None:
 )
 def test_malformed_references(reference: str, tmp_path: Path) -> None:
     with pytest.raises(HubError, match="Write hf:google/vit-base-patch16-224"):
-        hub.fetch(reference, cache=tmp_path)
+        hub.download_model(reference, cache=tmp_path)
 
 
 SHARDS = {"model-00001-of-00002.safetensors": b"one", "model-00002-of-00002.safetensors": b"two"}

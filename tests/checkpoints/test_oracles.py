@@ -70,7 +70,7 @@ def test_transformers_to_ours(kind: str, tmp_path: Path) -> None:
     theirs = random_model(kind)
     theirs.save_pretrained(tmp_path / "theirs")
     checkpoint = read_checkpoint(tmp_path / "theirs")
-    ours = checkpoint.model()
+    ours = checkpoint.build_model()
     images = torch.randn(2, checkpoint.config.in_channels, 32, 32)
     logits, tokens = their_outputs(theirs, images)
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_ours_to_transformers(kind: str, tmp_path: Path) -> None:
 def test_other_image_sizes_as_transformers(kind: str, size: tuple[int, int], tmp_path: Path) -> None:
     theirs = random_model(kind)
     theirs.save_pretrained(tmp_path)
-    ours = read_checkpoint(tmp_path, image_size=size).model()
+    ours = read_checkpoint(tmp_path, image_size=size).build_model()
     images = torch.randn(2, 3, *size)
     flag = {"interpolate_pos_encoding": True} if kind == "vit" else {}
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_vit_pytorch_to_ours(kind: str, tmp_path: Path) -> None:
         nn.init.normal_(parameter, std=0.3)
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
     told = {} if kind == "wide heads" else {"num_heads": 3}  # 64 wide is vit-pytorch's default
-    ours = read_checkpoint(tmp_path / "model.pt", **told, **({"image_size": 32} if kind == "simple" else {})).model()
+    ours = read_checkpoint(tmp_path / "model.pt", **told, **({"image_size": 32} if kind == "simple" else {})).build_model()
     images, seen = torch.randn(2, 3, 32, 32), []
     theirs.transformer.register_forward_hook(lambda m, i, o: seen.append(o))
     with torch.no_grad():

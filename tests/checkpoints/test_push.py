@@ -22,8 +22,8 @@ from helpers.hub_server import REPO, Handler, Hub, settings
 from helpers.model_zoo import RESNETS, VITS, checkpoint_of
 from patchword.checkpoints import read_checkpoint
 from patchword.checkpoints.card import model_card
-from patchword.checkpoints.hub import fetch
-from patchword.checkpoints.push import push
+from patchword.checkpoints.hub import download_model
+from patchword.checkpoints.push_to_hub import push_to_hub
 from patchword.errors import HubError
 
 
@@ -106,11 +106,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's, of its HTTP client
 def test_what_was_pushed_is_read_again(hub: Any, tmp_path: Path) -> None:
     sent = read_checkpoint("patchword:cifar10")
-    assert push(sent, f"hf:{REPO}", private=True, endpoint=hub.endpoint) == f"{hub.endpoint}/{REPO}"
+    assert push_to_hub(sent, f"hf:{REPO}", private=True, endpoint=hub.endpoint) == f"{hub.endpoint}/{REPO}"
     assert set(hub.files) == {"README.md", "model.json", "model.safetensors"}
     created = next(json.loads(body) for path, _, body in hub.asked if path == "/api/repos/create")
     assert created["visibility"] == "private"
-    again = read_checkpoint(str(fetch(f"hf:{REPO}", cache=tmp_path, endpoint=hub.endpoint)))
+    again = read_checkpoint(str(download_model(f"hf:{REPO}", cache=tmp_path, endpoint=hub.endpoint)))
     assert again.labels == sent.labels
     assert again.temperature == sent.temperature
     assert again.config == sent.config
@@ -121,10 +121,10 @@ def test_what_was_pushed_is_read_again(hub: Any, tmp_path: Path) -> None:
 def test_what_is_there_already_is_respected(hub: Any) -> None:
     hub.files, hub.private = {"README.md": b"by hand"}, False
     with pytest.raises(HubError, match="public: nothing was sent"):
-        push(read_checkpoint("patchword:cifar10"), f"hf:{REPO}", private=True, endpoint=hub.endpoint)
+        push_to_hub(read_checkpoint("patchword:cifar10"), f"hf:{REPO}", private=True, endpoint=hub.endpoint)
     assert hub.files == {"README.md": b"by hand"}
     told = dataclasses.replace(read_checkpoint("patchword:cifar10"), provenance={"data": "/home/anna/acme/scans"})
-    push(told, f"hf:{REPO}", endpoint=hub.endpoint)
+    push_to_hub(told, f"hf:{REPO}", endpoint=hub.endpoint)
     assert b"scans" in hub.files["model.json"] and b"anna" not in hub.files["model.json"], "paths are nobody's business"
     assert set(hub.files) == {"model.json", "model.safetensors"}, "the commit brings no other card"
 
@@ -144,13 +144,13 @@ def test_the_command(hub: Any) -> None:
 def test_refusals(hub: Any, status: int, words: str) -> None:
     hub.refusal = (status, {})
     with pytest.raises(HubError, match=words):
-        push(read_checkpoint("patchword:cifar10"), f"hf:{REPO}", endpoint=hub.endpoint)
+        push_to_hub(read_checkpoint("patchword:cifar10"), f"hf:{REPO}", endpoint=hub.endpoint)
 
 
 def test_a_hub_that_is_not_there(hub: Any) -> None:
     hub.stop()
     with pytest.raises(HubError, match="Could not send owner/vit"):
-        push(read_checkpoint("patchword:cifar10"), f"hf:{REPO}", endpoint=hub.endpoint)
+        push_to_hub(read_checkpoint("patchword:cifar10"), f"hf:{REPO}", endpoint=hub.endpoint)
 
 
 @pytest.mark.parametrize("config", [VITS["class"], VITS["class"].replace(num_classes=0), RESNETS["BiT"]], ids=repr)

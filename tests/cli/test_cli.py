@@ -16,7 +16,7 @@ import patchword
 from helpers.color_classifier import COLOURS, colour_checkpoint
 from helpers.command import run
 from helpers.hub_server import REPO, Hub
-from helpers.small_checkpoint import checkpoint as small_checkpoint
+from helpers.small_checkpoint import make_checkpoint as small_checkpoint
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.cli import main as cli
 from patchword.cli.config_flags import model_flags

@@ -1,4 +1,4 @@
-"""The lowest layer: files that are whole or not there, locks between processes, digests, the cache directory, text."""
+"""Atomic writes, locks between processes, digests, the cache directory, signals and text."""
 
 import contextlib
 import errno
@@ -10,23 +10,36 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import filelock
 import pytest
 import torch
+from rich.console import Console
 
 from patchword.core import io
-from patchword.core.runtime import Stop, memory_limit, peak_memory, resident_memory
-from patchword.core.text import one_line, plural, visible
-from patchword.errors import CheckpointError, DataError
+from patchword.core.findings import Finding, findings_table, sort_by_severity
+from patchword.core.runtime import (
+    StopSignal,
+    available_cores,
+    cpu_flags,
+    limit_threads,
+    machine_info,
+    machine_summary,
+    memory_limit,
+    peak_memory,
+    resident_memory,
+)
+from patchword.core.text import escape_unprintable, one_line, pluralize
+from patchword.errors import CheckpointError, DataError, OutputError, PatchwordError
 
-FAILING = ("open", "write", "fsync", "replace")  # calls of the operating system that `replace_file` makes
+SYSTEM_CALLS = ("open", "write", "fsync", "replace")  # of `replace_file`
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_a_file_is_replaced_whole_or_not_at_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SYSTEM_CALLS)
+def test_replace_file_is_atomic(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "file"
     io.replace_file(target, [b"old"])
 
@@ -35,8 +48,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(name: str, tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(os, name, full)
-        with pytest.raises(CheckpointError, match="file could not be written .No space left"):
+        with pytest.raises(OutputError, match="No space left") as error:
             io.replace_file(target, [b"new"])
+    assert error.value.code == "cannot_write"
+    assert str(target) in str(error.value)
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert io.replace_file(target, [b"ne", b"w"]) == hashlib.sha256(b"new").hexdigest() == io.sha256(target)
@@ -44,14 +59,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(name: str, tmp_path: Path, monke
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    target, both = tmp_path / "file", threading.Barrier(2)
+def test_concurrent_writers_do_not_mix_their_content(tmp_path: Path) -> None:
+    target, barrier = tmp_path / "file", threading.Barrier(2)
 
     def write(content: bytes) -> None:
-        with io.atomic_file(target) as made:
-            io.write_file(made, [content[:50]])
-            both.wait(30)  # each is in the middle of its file
-            with made.open("ab") as file:
+        with io.atomic_file(target) as temporary:
+            io.write_file(temporary, [content[:50]])
+            barrier.wait(30)  # both have written half of their content
+            with temporary.open("ab") as file:
                 file.write(content[50:])
 
     threads = [threading.Thread(target=write, args=(letter * 100,)) for letter in (b"a", b"b")]
@@ -62,15 +77,15 @@ def test_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert target.read_bytes() in (b"a" * 100, b"b" * 100)
 
 
-def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+def test_files_have_default_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     (tmp_path / "shared").touch(mode=0o600)
     io.replace_file(tmp_path / "file", [b"x"])
-    io.share(tmp_path / "shared")
+    io.apply_umask(tmp_path / "shared")
     assert len({stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "file", "shared")}) == 1
 
 
-def test_json_comes_back(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     content = {"label": "고양이", "numbers": [1, 2.5, None]}
     io.replace_json(tmp_path / "new/file.json", content)
     assert io.read_json(tmp_path / "new/file.json") == content
@@ -91,8 +106,8 @@ time.sleep(600)
 
 
 @contextlib.contextmanager
-def holding(path: Path, name: str, enter: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock, and never gives it back."""
+def lock_holder(path: Path, name: str, enter: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Start a process that holds the lock until it is killed."""
     code = HOLDER.format(name=name, enter=enter)
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -104,13 +119,13 @@ def holding(path: Path, name: str, enter: str = "") -> Iterator[subprocess.Popen
         child.communicate()
 
 
-def test_a_lock_keeps_other_processes_out_until_its_process_dies(tmp_path: Path) -> None:
+def test_lock_excludes_other_processes_until_its_process_dies(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with holding(path, "try_lock") as child:
+    with lock_holder(path, "try_lock") as child:
         assert io.try_lock(path) is None
         child.send_signal(signal.SIGKILL)
         child.wait()
-    assert path.exists(), "what the kill left"
+    assert path.exists(), "the killed process left its lock file"
     lock = io.try_lock(path)
     assert lock is not None
     assert io.try_lock(path) is None
@@ -118,7 +133,7 @@ def test_a_lock_keeps_other_processes_out_until_its_process_dies(tmp_path: Path)
     assert not path.exists()
 
 
-def test_a_file_that_is_left_locks_nothing(tmp_path: Path) -> None:
+def test_leftover_lock_file_does_not_lock(tmp_path: Path) -> None:
     path = tmp_path / ".set.lock"
     path.write_text(f"{os.getpid()}\n")
     with io.locked(tmp_path / "set"):
@@ -128,23 +143,23 @@ def test_a_file_that_is_left_locks_nothing(tmp_path: Path) -> None:
     io.unlock(lock)
 
 
-def test_who_waits_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_a_lock_prints_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entered = threading.Event()
 
     def enter() -> None:
         with io.locked(tmp_path / "set"):
             entered.set()
 
-    with holding(tmp_path / "set", "locked", "held.__enter__()"):
+    with lock_holder(tmp_path / "set", "locked", "held.__enter__()"):
         thread = threading.Thread(target=enter)
         thread.start()
         assert not entered.wait(0.5)
     assert entered.wait(60)
     thread.join()
-    assert "Waiting for another process, which is fetching" in capsys.readouterr().err
+    assert "Waiting for another process" in capsys.readouterr().err
 
 
-def test_a_disk_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_excludes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(number: int) -> Any:
         def acquire(self: object, **options: Any) -> None:
             raise OSError(number, "refused")
@@ -158,11 +173,11 @@ def test_a_disk_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pyte
         io.try_lock(tmp_path / "lock")
 
 
-def test_weights_have_one_digest() -> None:
+def test_weights_digest() -> None:
     weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1, dtype=torch.int64), "c": torch.zeros(0)}
     same = {name: weights[name].clone() for name in "cba"}
-    found = io.weights_digest(weights)
-    assert io.weights_digest(same) == found
+    expected = io.weights_digest(weights)
+    assert io.weights_digest(same) == expected
     others = [
         {**weights, "a": weights["a"].reshape(3, 2)},
         {**weights, "a": weights["a"].bfloat16()},
@@ -170,27 +185,27 @@ def test_weights_have_one_digest() -> None:
         {**weights, "b": torch.tensor(0)},
         {"a": weights["a"], "b": weights["b"], "d": weights["c"]},
     ]
-    assert len({found, *map(io.weights_digest, others)}) == 6
-    transposed = weights["a"].t()  # not contiguous: the values count, not how they lie in memory
+    assert len({expected, *map(io.weights_digest, others)}) == 6
+    transposed = weights["a"].t()  # not contiguous: the memory layout does not matter
     assert io.weights_digest({"a": transposed}) == io.weights_digest({"a": transposed.contiguous()})
     assert bytes(io.tensor_bytes(weights["b"])) == (1).to_bytes(8, sys.byteorder)
 
 
-def test_facts_do_not_run_into_each_other() -> None:
+def test_digest_separates_its_values() -> None:
     assert io.digest("ab", "c") != io.digest("a", "bc")
     assert io.digest("one") == hashlib.sha256(b"one").hexdigest()
 
 
-def test_without_a_home_the_cache_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_dir_without_home_needs_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "PATCHWORD_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where the user has no entry in the system's list
-    with pytest.raises(DataError, match="set PATCHWORD_CACHE"):
-        io.cache_folder()
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user without an entry in /etc/passwd
+    with pytest.raises(DataError, match="Set PATCHWORD_CACHE"):
+        io.cache_dir()
 
 
-def test_a_second_signal_is_obeyed_at_once() -> None:
-    with Stop() as stop:
+def test_second_signal_is_not_caught() -> None:
+    with StopSignal() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.signal == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
@@ -205,10 +220,103 @@ def test_memory_is_plausible() -> None:
 
 
 def test_text() -> None:
-    assert plural(1, "image") == "1 image"
-    assert plural(2000, "class", "es") == "2,000 classes"
-    assert visible("a\n\u202eb") == "a\\n\\u202eb"
-    assert visible("고양이") == "고양이"
+    assert pluralize(1, "image") == "1 image"
+    assert pluralize(2000, "class", "es") == "2,000 classes"
+    assert escape_unprintable("a\n\u202eb") == "a\\n\\u202eb"
+    assert escape_unprintable("고양이") == "고양이"
     assert one_line(ValueError("a\n b")) == "a b"
     assert one_line(ValueError()) == "ValueError"
     assert len(one_line(ValueError("x" * 500))) == 160
+
+
+def test_atomic_output_error_codes(tmp_path: Path) -> None:
+    def write(target: Path, **options: Any) -> PatchwordError:
+        with pytest.raises(OutputError) as error, io.atomic_output(target, **options) as temporary:
+            temporary.write_bytes(b"new")
+        return error.value
+
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.jpg").touch()
+    (tmp_path / "empty").mkdir()
+    assert write(tmp_path / "file").code == "output_exists"
+    assert write(tmp_path / "photos", overwrite=True).code == "output_exists"
+    assert write(tmp_path / "empty", overwrite=True).code == "output_exists", "a file does not replace a directory"
+    assert write(tmp_path / "file/below").code == "cannot_write"
+    assert write(tmp_path / "a\0b").code == "cannot_write"
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "photos"]
+    with io.atomic_output(tmp_path / "file", overwrite=True) as temporary:
+        temporary.write_bytes(b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_atomic_output_keeps_the_error_of_its_block(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="own") as error, io.atomic_output(tmp_path / "file"):
+        raise CheckpointError("own", code="unsafe_pickle")
+    assert error.value.code == "unsafe_pickle"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_build_once_discards_an_incomplete_directory(tmp_path: Path) -> None:
+    (tmp_path / "set.partial").mkdir()
+    (tmp_path / "set.partial/torn").touch()
+    calls = []
+
+    def build(folder: Path) -> None:
+        calls.append(folder)
+        (folder / "whole").touch()
+
+    for _ in range(2):
+        assert [path.name for path in io.build_once(tmp_path / "set", build).iterdir()] == ["whole"]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_cache_errors_name_the_environment_variable(number: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="PATCHWORD_CACHE") as error, io.wrap_cache_errors(tmp_path / "file"):
+        raise OSError(number, os.strerror(number))
+    assert str(tmp_path / "file") in str(error.value)
+
+
+def test_nested_json_is_limited(tmp_path: Path) -> None:
+    assert io.json_depth({"a": [1, {"b": 2}]}) == 3
+    assert io.json_depth(1) == 0
+    path = tmp_path / "deep.json"
+    path.write_text('{"a":' * io.MAX_JSON_DEPTH + "1" + "}" * io.MAX_JSON_DEPTH)
+    assert io.json_depth(io.read_json(path)) == io.MAX_JSON_DEPTH
+    path.write_text('{"a":' * 33 + "1" + "}" * 33)
+    with pytest.raises(CheckpointError) as error:
+        io.read_json(path)
+    assert error.value.code == "invalid_checkpoint"
+
+
+def test_limit_threads_restores_the_number() -> None:
+    before = torch.get_num_threads()
+    with limit_threads(1):
+        assert torch.get_num_threads() == 1
+    with limit_threads(None):
+        assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == before
+
+
+def test_machine_info_is_consistent() -> None:
+    info = machine_info()
+    assert 1 <= info["cores"] == available_cores() <= (os.cpu_count() or 1)
+    assert info["torch"] == torch.__version__
+    assert set(info["flags"]) <= cpu_flags()
+    assert f"torch {torch.__version__}" in machine_summary()
+
+
+def test_findings_are_sorted_and_escaped() -> None:
+    findings = [Finding("note", "n"), Finding("error", "e", tuple("abcdefg"), "fix"), Finding("note", "[red]m\x1b")]
+    assert [finding.severity for finding in sort_by_severity(findings)] == ["error", "note", "note"]
+    assert findings[1].to_json() == {
+        "severity": "error", "message": "e", "details": list("abcdefg"), "advice": "fix"
+    }  # fmt: skip
+    console = Console(width=80, file=StringIO())
+    console.print(findings_table(findings))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    assert "and 2 more" in printed
+    assert "[red]m\\x1b" in printed
+    assert "\x1b" not in printed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patchword.core.io import build_once, cache_folder
+from patchword.core.io import build_once, cache_dir
 from patchword.data.archives import extract, read_files
 from patchword.errors import DataError
 
@@ -183,10 +183,10 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("PATCHWORD_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert cache_folder() == tmp_path / ".cache/patchword"
+    assert cache_dir() == tmp_path / ".cache/patchword"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder() == tmp_path / ".cache/patchword"
+    assert cache_dir() == tmp_path / ".cache/patchword"
     monkeypatch.setenv("XDG_CACHE_HOME", "/shared/cache")
-    assert cache_folder() == Path("/shared/cache/patchword")
+    assert cache_dir() == Path("/shared/cache/patchword")
     monkeypatch.setenv("PATCHWORD_CACHE", "~/own")
-    assert cache_folder() == tmp_path / "own"
+    assert cache_dir() == tmp_path / "own"

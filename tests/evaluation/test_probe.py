@@ -161,9 +161,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(checkpoint_of(VITS["class"]))
-    source = resolve_dataset(str(photos)).parts["train"]
+    source = resolve_dataset(str(photos)).splits["train"]
     first = features(encoder, source)
-    picture = encoder.preprocess.normalise(encoder.pixels(source.name(3))[None])
+    picture = encoder.preprocess.normalize(encoder.pixels(source.name(3))[None])
     with torch.inference_mode():
         torch.testing.assert_close(first[3:4], encoder.model.embed_images(picture))
     with monkeypatch.context() as patch:
@@ -183,7 +183,7 @@ def test_features_that_cannot_be_kept_are_still_computed(
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
-    source = resolve_dataset(str(photos)).parts["train"]
+    source = resolve_dataset(str(photos)).splits["train"]
     assert len(features(Encoder(checkpoint_of(VITS["class"])), source)) == len(source)
     assert "not kept" in capsys.readouterr().err
 
@@ -196,7 +196,7 @@ def test_a_picture_that_cannot_be_read_is_named(photos: Path) -> None:
 
 @pytest.mark.parametrize("name", VITS)
 def test_layers(name: str) -> None:
-    model = checkpoint_of(VITS[name]).model()
+    model = checkpoint_of(VITS[name]).build_model()
     images = torch.randn(2, model.config.in_channels, *model.config.image_size)
     with torch.no_grad():
         tokens = capture.features(model, images, [1])["blocks.1"]

@@ -12,7 +12,7 @@ SMALL = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=
 LABELS = ("ant", "bee", "cat", "dog")
 
 
-def checkpoint(labels: tuple[str, ...] | None = LABELS, **changes: object) -> Checkpoint:
+def make_checkpoint(labels: tuple[str, ...] | None = LABELS, **changes: object) -> Checkpoint:
     torch.manual_seed(0)
     config = SMALL.replace(**changes)
     model = build_model(config)

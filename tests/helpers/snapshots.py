@@ -36,6 +36,8 @@ RENAMED_KEYS: dict[str, str] = {
     "colour": "color_jitter",
     "convert:config.attention": "attention_pattern",
     "cooldown": "cooldown_fraction",
+    "doctor:what": "message",
+    "doctor:where": "details",
     "early_part": "progressive_resize.fraction",
     "early_scale": "progressive_resize.scale",
     "erase": "random_erasing",

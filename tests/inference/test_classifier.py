@@ -82,7 +82,7 @@ def test_stream_gives_the_threads_back(folder: Path) -> None:
 
 def test_work_runs_ahead_only_a_little() -> None:
     started = []
-    results = prefetch(lambda i: started.append(i) or i * i, iter(range(1000)), workers=2)
+    results = prefetch(lambda i: started.append(i) or i * i, iter(range(1000)), num_workers=2)
     assert [next(results) for _ in range(3)] == [0, 1, 4]
     assert len(started) <= 8
     results.close()
@@ -90,7 +90,7 @@ def test_work_runs_ahead_only_a_little() -> None:
 
 def test_an_error_of_ours_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(prefetch(lambda i: 1 // i, [1, 0, 1], workers=2))
+        list(prefetch(lambda i: 1 // i, [1, 0, 1], num_workers=2))
 
 
 def test_evaluate(folder: Path) -> None:
@@ -127,13 +127,13 @@ def test_what_is_no_picture() -> None:
 def test_models_that_cannot_classify() -> None:
     good = colour_checkpoint()
     with pytest.raises(ConfigError, match="no head"):
-        Classifier(good.adapted(num_classes=0))
+        Classifier(good.adapt(num_classes=0))
     with pytest.raises(ConfigError, match="4 channels"):
-        Classifier(good.adapted(in_channels=4))
+        Classifier(good.adapt(in_channels=4))
 
 
 def test_a_grey_model_reads_colour_pictures(folder: Path) -> None:
-    grey = Classifier(colour_checkpoint().adapted(in_channels=1))
+    grey = Classifier(colour_checkpoint().adapt(in_channels=1))
     assert grey.pixels(folder / "green/0.png").shape == (16, 16, 1)
     assert len(grey(folder / "green/0.png").scores) == 3
 
@@ -171,7 +171,7 @@ def test_wrong_statistics_cost_a_third_of_the_accuracy(ti16: Path, imagenet: Pat
     targets = torch.tensor([int(file.parent.name) for file in files])
     right = read_checkpoint(ti16)
     accuracy = []
-    for checkpoint in (right, right.stated(mean=IMAGENET_MEAN, std=IMAGENET_STD)):
+    for checkpoint in (right, right.with_metadata(mean=IMAGENET_MEAN, std=IMAGENET_STD)):
         logits = torch.stack([r for r in Classifier(checkpoint).stream(files) if isinstance(r, torch.Tensor)])
         accuracy.append((logits.argmax(-1) == targets).float().mean().item())
     assert accuracy[0] > 0.7
@@ -189,7 +189,7 @@ def test_the_same_weights_in_every_format_give_the_same_answers(ti16: Path, imag
     for family, name in names.items():
         write_checkpoint(tmp_path / name, original.checkpoint, family)
         stated = {} if family in ("patchword", "timm", "transformers") else {"activation": "gelu"}
-        again = Classifier(read_checkpoint(tmp_path / name, **stated).stated(**same))
+        again = Classifier(read_checkpoint(tmp_path / name, **stated).with_metadata(**same))
         logits = torch.stack([r for r in again.stream(files) if isinstance(r, torch.Tensor)])
         torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4, msg=family)
         assert torch.equal(logits.argmax(-1), expected.argmax(-1))
@@ -205,9 +205,9 @@ def test_data_sets_are_decoded_no_larger_than_needed(folder: Path) -> None:
     """As single files are, so that a picture has the same answer by every way."""
     classifier, asked = Classifier(colour_checkpoint()), []
 
-    def read(mode: Any, at_least: tuple[int, int] | None = None) -> Image.Image:
-        asked.append(at_least)
+    def read(mode: Any, min_size: tuple[int, int] | None = None) -> Image.Image:
+        asked.append(min_size)
         return Image.open(folder / "red/0.png").convert(mode)
 
     classifier.pixels(read)
-    assert asked == [classifier.preprocess.resized_to]
+    assert asked == [classifier.preprocess.resize_size]

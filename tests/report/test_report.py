@@ -23,8 +23,8 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from patchword.config import AugmentConfig, Config, DataConfig, ResNetConfig, ViTConfig
-from patchword.core.text import visible
-from patchword.errors import CheckpointError
+from patchword.core.text import escape_unprintable
+from patchword.errors import OutputError
 from patchword.metrics.intervals import wilson
 from patchword.plots.panel import Panel
 from patchword.report import Mistake, TrainingReport, training_html, write_training_report
@@ -240,7 +240,7 @@ def test_hostile_text_stays_text_on_the_other_pages(report: TrainingReport, text
     ]
     for html in pages:
         page = assert_self_contained(html)
-        assert visible(text) in page.text
+        assert escape_unprintable(text) in page.text
         assert "\u202e" not in html
         assert "\x1b" not in html
         assert len(page.all("script")) == 1
@@ -464,7 +464,7 @@ def test_write_replaces_and_leaves_nothing_else(report: TrainingReport, tmp_path
 
 def test_a_folder_that_cannot_be_written(report: TrainingReport, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         write_training_report(tmp_path / "file", report)
 
 

@@ -17,12 +17,12 @@ from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
 from patchword.core.io import atomic_output
 from patchword.data.resolve import open_data, with_validation
 from patchword.data.sources import ArraySource, DatasetSplits, from_arrays
-from patchword.errors import CheckpointError, ConfigError, DataError
+from patchword.errors import CheckpointError, ConfigError, DataError, OutputError
 from patchword.training import head_probe as head
 from patchword.training import train
 from patchword.training.callbacks import RunInfo, TrainResult
 from patchword.training.loggers import LoggerCallback
-from patchword.training.run_dir import LOCK, new_folder
+from patchword.training.run_dir import LOCK_FILE, create_run_dir
 
 TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
 
@@ -74,7 +74,7 @@ def test_pictures_that_are_learnt_from_measure_nothing(part: str, tmp_path: Path
     with pytest.raises(DataError, match=rf"data\.{part}.*6 of its 6 pictures are learnt from"):
         open_data(DataConfig(source=str(here), **{part: f"{tmp_path}/there/../here"}), 0)
     found = open_data(DataConfig(source=str(here), **{part: str(there)}), 0)  # the same names, other pictures
-    assert len(found.present()[part]) == 6
+    assert len(found.as_dict()[part]) == 6
 
 
 @pytest.mark.parametrize("kind", ["plain", "link"])
@@ -90,7 +90,7 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
     assert (tmp_path / "empty/model.json").is_file()
     assert (tmp_path / "empty").stat().st_ino == identity
     with pytest.raises(ConfigError, match="never overwritten"):
-        new_folder(config(), out)
+        create_run_dir(config(), out)
     for path in (tmp_path / "empty").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(CheckpointError, match="no model at"):
@@ -99,7 +99,7 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
 
 
 def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nothing was changed"), atomic_output(tmp_path / "run") as made:
+    with pytest.raises(OutputError, match="nothing was changed"), atomic_output(tmp_path / "run") as made:
         made.mkdir()
         (tmp_path / "run").mkdir()
         (tmp_path / "run/of another").touch()
@@ -120,7 +120,7 @@ def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     finally:
         child.signal(signal.SIGTERM)
     assert child.wait() == 128 + signal.SIGTERM
-    assert not (run / LOCK).exists()
+    assert not (run / LOCK_FILE).exists()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows if row["kind"] == "train"]
     assert steps == sorted(set(steps))
@@ -192,7 +192,7 @@ def test_the_old_model_survives_an_interrupted_replacement(tmp_path: Path, monke
 
     for fails_back in (False, True):
         calls.clear()
-        with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, CheckpointError)):
+        with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, OutputError)):
             patch.setattr(os, "replace", interrupted)
             with atomic_output(target, overwrite=True, replaceable=("model.json",)) as made:
                 made.mkdir()

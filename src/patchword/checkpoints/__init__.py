@@ -34,9 +34,9 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
                 "hf:google/vit-base-patch16-224."
             )
         if path.name == MODEL_JSON or (path.is_dir() and (path / MODEL_JSON).is_file()):
-            return read_model_dir(path if path.is_dir() else path.parent).adapted(**fields)
+            return read_model_dir(path if path.is_dir() else path.parent).adapt(**fields)
         if (path / CHECKPOINTS).is_dir():
-            return read_unfinished(path).adapted(**fields)
+            return read_unfinished(path).adapt(**fields)
         return read_foreign(path, fields)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error}).") from None
@@ -47,9 +47,9 @@ def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
 def resolve_reference(reference: str | Path) -> Path:
     """Where the files of a model reference are, once they are on this machine."""
     if isinstance(reference, str) and reference.startswith("hf:"):
-        from .hub import fetch
+        from .hub import download_model
 
-        return fetch(reference)
+        return download_model(reference)
     if isinstance(reference, str) and reference.startswith(BUILT_IN):
         names = sorted(path.parent.name for path in SHIPPED.glob(f"*/{MODEL_JSON}"))
         if reference.removeprefix(BUILT_IN) not in names:
@@ -83,4 +83,4 @@ def write_checkpoint(
 
 def load_model(reference: str | Path, **fields: Any) -> Model:
     """The model behind a reference, in float32, for inference: `pw.load("model.npz", image_size=384)`."""
-    return read_checkpoint(reference, **fields).model()
+    return read_checkpoint(reference, **fields).build_model()

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..config import ViTConfig
-from ..core.text import visible
+from ..core.text import escape_unprintable
 from .checkpoint import Checkpoint
 
 MOST_LABELS = 20
@@ -18,7 +18,7 @@ FIGURES |= {"ece": "expected calibration error", "brier": "Brier score"}
 
 def model_card(checkpoint: Checkpoint, title: str, reference: str) -> str:
     """Markdown behind a YAML head. `reference` is how commands name the model, e.g. hf:owner/name."""
-    facts = without_paths(checkpoint.provenance)
+    facts = strip_paths(checkpoint.provenance)
     parts = [front_matter(checkpoint, title), f"# {plain(title)}", what_it_is(checkpoint)]
     parts += [measured(facts.get("metrics")), how_to_use(checkpoint, reference), how_made(facts), limits(checkpoint)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -30,7 +30,7 @@ def front_matter(checkpoint: Checkpoint, title: str) -> str:
     lines = ["---", "library_name: patchword", "tags:", "- vision", f"- {kind}"]
     if checkpoint.config.num_classes:
         lines.insert(2, "pipeline_tag: image-classification")
-    facts = without_paths(checkpoint.provenance)
+    facts = strip_paths(checkpoint.provenance)
     data, figures = facts.get("data"), plain_figures(facts.get("metrics"))
     if data and figures:
         lines += ["model-index:", f"- name: {text(title)}", "  results:"]
@@ -45,20 +45,20 @@ def front_matter(checkpoint: Checkpoint, title: str) -> str:
 
 def text(value: str) -> str:
     """A YAML string."""
-    return json.dumps(visible(value), ensure_ascii=False)
+    return json.dumps(escape_unprintable(value), ensure_ascii=False)
 
 
 def plain(value: object) -> str:
     """Words of others as words, whatever Markdown they hold."""
-    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", visible(str(value)))
+    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", escape_unprintable(str(value)))
 
 
-def without_paths(value: Any) -> Any:
+def strip_paths(value: Any) -> Any:
     """The same with every absolute path cut down to its last part: where things lie here is nobody's business."""
     if isinstance(value, dict):
-        return {key: without_paths(each) for key, each in value.items()}
+        return {key: strip_paths(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [without_paths(each) for each in value]
+        return [strip_paths(each) for each in value]
     if isinstance(value, str) and (value.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]", value)):
         return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return value

@@ -32,7 +32,7 @@ class Checkpoint:
     notes: tuple[Note, ...] = ()  # what was assumed in reading
     multi_label: bool = False  # labels are several: each class is right or wrong by itself
 
-    def model(self) -> Model:
+    def build_model(self) -> Model:
         """The model in float32, for inference."""
         with torch.device("meta"):
             model = build_model(self.config)
@@ -45,7 +45,7 @@ class Checkpoint:
             parameter.requires_grad_(True)
         return model.eval()
 
-    def adapted(self, **changes: Any) -> "Checkpoint":
+    def adapt(self, **changes: Any) -> "Checkpoint":
         """The same weights for another image size, channel count or number of classes."""
         if not changes:
             return self
@@ -67,14 +67,14 @@ class Checkpoint:
         made = replace(made, provenance=same if config != self.config else self.provenance)
         return replace(made, temperature=1.0, multi_label=False) if new_head else made
 
-    def halved(self) -> "Checkpoint":
+    def to_half(self) -> "Checkpoint":
         """With weights of two bytes each, for storing; `model` computes in float32 all the same."""
         large = [n for n, t in self.tensors.items() if t.is_floating_point() and t.abs().max() > HALF_LARGEST]
         if large:
             raise ConfigError(f"{large[0]} has values beyond {HALF_LARGEST:g}, which half precision cannot hold.")
         return replace(self, tensors={n: t.half() if t.is_floating_point() else t for n, t in self.tensors.items()})
 
-    def stated(self, labels: Sequence[str] | None = None, **preprocess: Any) -> "Checkpoint":
+    def with_metadata(self, labels: Sequence[str] | None = None, **preprocess: Any) -> "Checkpoint":
         """With labels or fields of the preprocessing as the caller states them, whatever the file says."""
         result = self
         if labels is not None:

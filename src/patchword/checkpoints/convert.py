@@ -120,7 +120,7 @@ def unsaid(family: Family, written: Checkpoint, again: Checkpoint) -> list[Note]
 
 def geometry(preprocess: Preprocess) -> tuple[Any, ...]:
     rounded = (tuple(round(v, 6) for v in each) for each in (preprocess.mean, preprocess.std))
-    return preprocess.size, preprocess.resize, preprocess.resized_to, preprocess.interpolation, *rounded
+    return preprocess.size, preprocess.resize, preprocess.resize_size, preprocess.interpolation, *rounded
 
 
 def try_to_read(path: Path, told: Fields) -> tuple[Checkpoint | None, CheckpointError | None]:

@@ -9,7 +9,7 @@ from ..data.datasets.imagenet import imagenet_classes
 from ..data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ..errors import CheckpointError, ConfigError, Note
 from ..models import tensor_shapes
-from ..models.adapt import ADAPTED, FREE
+from ..models.adapt import ADAPTABLE_FIELDS, WEIGHTLESS_FIELDS
 from .checkpoint import Checkpoint
 from .family import Described, Family, Fields, Source
 from .formats.big_vision import BigVision
@@ -35,9 +35,9 @@ def read_foreign(path: Path, given: Fields) -> Checkpoint:
     """A checkpoint of any family. `given` are model fields the caller states where the file does not."""
     source = find_source(path)
     family = recognise(source)
-    declared = {k: v for k, v in given.items() if k not in ADAPTED | FREE}
+    declared = {k: v for k, v in given.items() if k not in ADAPTABLE_FIELDS | WEIGHTLESS_FIELDS}
     try:
-        tensors, quirks = family.normalise(source)
+        tensors, quirks = family.normalize(source)
         extras = {ours: tensors.pop(theirs) for ours, theirs in family.unused.items() if theirs in tensors}
         described = family.describe(source, tensors, given)
         config = ViTConfig.from_json({**described.fields, **declared})
@@ -47,7 +47,7 @@ def read_foreign(path: Path, given: Fields) -> Checkpoint:
     except (ConfigError, CheckpointError) as error:
         raise CheckpointError(f"{source.path} ({family.name}): {error}") from None
     checkpoint = Checkpoint(config, state, preprocess, labels, family=family.name, quirks=quirks, extras=extras)
-    checkpoint = checkpoint.adapted(**{k: v for k, v in given.items() if k in ADAPTED | FREE})
+    checkpoint = checkpoint.adapt(**{k: v for k, v in given.items() if k in ADAPTABLE_FIELDS | WEIGHTLESS_FIELDS})
     notes = (*described.notes, *label_notes, *checkpoint.notes)
     if "mean" not in described.preprocess and checkpoint.preprocess is not None:
         text = f"the file does not state its preprocessing; {family.name}'s default: {checkpoint.preprocess.summary()}."

@@ -53,7 +53,7 @@ class Family:
     def recognises(self, source: Source) -> bool:
         raise NotImplementedError
 
-    def normalise(self, source: Source) -> tuple[Tensors, Fields]:
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         """Their tensors under the names of the table, and the quirks needed to undo that."""
         return source.tensors, {}
 

@@ -29,7 +29,7 @@ _WAYS_OUT = (
 )
 
 
-def fetch(reference: str, *, cache: Path | None = None, endpoint: str | None = None) -> Path:
+def download_model(reference: str, *, cache: Path | None = None, endpoint: str | None = None) -> Path:
     """Bring the model `hf:owner/name[@revision]` here, unless it is here already, and return its folder."""
     repo, revision = parse_reference(reference)
     from huggingface_hub import constants

@@ -16,7 +16,7 @@ from .mapping import listed
 from .tensor_files import MODEL_FILES, read_tensors, write_tensors
 
 FORMAT = 2  # 1 is read, too (config/format_v1.py)
-WEIGHTS, MODEL_JSON = "model.safetensors", "model.json"
+WEIGHTS_FILE, MODEL_JSON = "model.safetensors", "model.json"
 CHECKPOINTS = "checkpoints"  # of a run
 KINDS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 EXTRA = "extra."
@@ -27,8 +27,8 @@ def write_model_dir(folder: Path, checkpoint: Checkpoint, *, overwrite: bool = F
     tensors = {**checkpoint.tensors, **{EXTRA + n: t for n, t in checkpoint.extras.items()}}
     with atomic_output(folder, overwrite=overwrite, replaceable=MODEL_FILES) as made:
         made.mkdir()
-        write_tensors(made / WEIGHTS, tensors)
-        write_json(made / MODEL_JSON, {**model_json(checkpoint), "sha256": sha256(made / WEIGHTS)})
+        write_tensors(made / WEIGHTS_FILE, tensors)
+        write_json(made / MODEL_JSON, {**model_json(checkpoint), "sha256": sha256(made / WEIGHTS_FILE)})
 
 
 def model_json(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -69,12 +69,12 @@ def read_model_dir(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder / MODEL_JSON}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / MODEL_JSON} lacks or garbles {error}.") from None
-    if (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) != expected_sum:
-        raise CheckpointError(f"{folder / WEIGHTS} is damaged: its checksum is not the one in {MODEL_JSON}.")
-    tensors, _ = read_tensors(folder / WEIGHTS)
+    if (folder / WEIGHTS_FILE).is_file() and sha256(folder / WEIGHTS_FILE) != expected_sum:
+        raise CheckpointError(f"{folder / WEIGHTS_FILE} is damaged: its checksum is not the one in {MODEL_JSON}.")
+    tensors, _ = read_tensors(folder / WEIGHTS_FILE)
     extras = {n.removeprefix(EXTRA): t for n, t in tensors.items() if n.startswith(EXTRA)}
     tensors = {n: t for n, t in tensors.items() if not n.startswith(EXTRA)}
-    check_tensors(folder / WEIGHTS, tensors, config)
+    check_tensors(folder / WEIGHTS_FILE, tensors, config)
     said_so = (config, tensors, preprocess, labels, temperature, provenance, family, quirks, extras)
     return Checkpoint(*said_so, multi_label=multi_label)
 

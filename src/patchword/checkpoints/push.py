@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import HubError
-from .card import model_card, without_paths
+from .card import model_card, strip_paths
 from .checkpoint import Checkpoint
 from .hub import parse_reference, use_plain_http
 from .model_dir import write_model_dir
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
-def push(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint: str | None = None) -> str:
+def push_to_hub(checkpoint: Checkpoint, target: str, *, private: bool = False, endpoint: str | None = None) -> str:
     """Makes the repository if it is not there, and sends everything in one commit; returns its address.
 
     huggingface_hub sends: HF_TOKEN and HF_ENDPOINT work as documented there.
     """
     repo, revision = parse_reference(target)
-    checkpoint = replace(checkpoint, provenance=without_paths(checkpoint.provenance))
+    checkpoint = replace(checkpoint, provenance=strip_paths(checkpoint.provenance))
     from huggingface_hub import HfApi, constants
 
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..core.io import share
+from ..core.io import apply_umask
 from ..core.runtime import memory_limit
 from ..core.text import one_line
 from ..errors import CheckpointError
@@ -133,7 +133,7 @@ def write_tensors(path: Path, tensors: Tensors, *, wrapped: bool = False) -> Non
             save_file(tensors, path, metadata={"format": "pt"})
         except SafetensorError as error:  # which is what it makes of a full disk
             raise OSError(str(error)) from None
-        share(path)  # safetensors makes files that only their owner can read
+        apply_umask(path)  # safetensors makes files that only their owner can read
     elif path.suffix == ".npz":
         np.savez(path, **{name: to_numpy(t) for name, t in tensors.items()})  # type: ignore[arg-type]
     else:

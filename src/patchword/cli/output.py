@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..core.text import visible
+from ..core.text import escape_unprintable
 
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..training import TrainResult
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     """To standard error: standard output is for results."""
     print(text, file=sys.stderr)
 
@@ -47,21 +47,21 @@ def print_predictions(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "error" in row:
             continue
-        print(visible(row["path"]))
+        print(escape_unprintable(row["path"]))
         for score in row["predictions"]:
-            print(f"  {score['probability']:7.2%}  {visible(score['label'])}")
+            print(f"  {score['probability']:7.2%}  {escape_unprintable(score['label'])}")
 
 
 # Figures in the order of the screen: what they are called there, and how they are written.
-SHOWN = {"map": ("mAP", ".2%"), "top1": ("top-1", ".2%"), "top5": ("top-5", ".2%"), "f1": ("F1", ".2%")}
-SHOWN |= {"balanced_accuracy": ("balanced", ".2%"), "macro_f1": ("F1", ".2%"), "nll": ("NLL", ".4f")}
-SHOWN |= {"brier": ("Brier", ".4f"), "ece": ("ECE", ".4f"), "ece_adaptive": ("ACE", ".4f")}
+METRIC_FORMATS = {"map": ("mAP", ".2%"), "top1": ("top-1", ".2%"), "top5": ("top-5", ".2%"), "f1": ("F1", ".2%")}
+METRIC_FORMATS |= {"balanced_accuracy": ("balanced", ".2%"), "macro_f1": ("F1", ".2%"), "nll": ("NLL", ".4f")}
+METRIC_FORMATS |= {"brier": ("Brier", ".4f"), "ece": ("ECE", ".4f"), "ece_adaptive": ("ACE", ".4f")}
 
 
 def print_evaluation(result: "Evaluation", robust: "Robustness | None" = None) -> None:
     """Figures with their intervals; a line on the other model, if there is one."""
     print(f"pictures  {result.figures['n']}")
-    for name, (short, show) in SHOWN.items():
+    for name, (short, show) in METRIC_FORMATS.items():
         if name in result.figures:
             value, (low, high) = result.figures[name], result.intervals[name]
             print(f"{short:9} {value:{show}}  ({low:{show}} to {high:{show}})")
@@ -69,7 +69,7 @@ def print_evaluation(result: "Evaluation", robust: "Robustness | None" = None) -
         print(f"the other {result.comparison.first:.2%}: {result.comparison.verdict()}")
     if robust is not None:
         print_robustness(robust)
-    say(f"{result.images_per_second:.1f} pictures per second")
+    print_status(f"{result.images_per_second:.1f} pictures per second")
 
 
 def print_robustness(robust: "Robustness") -> None:
@@ -89,26 +89,26 @@ def print_probe(found: "ProbeResult") -> None:
         drawn = f", +- {spread:.2%} over draws" if spread is not None else ""
         print(f"{name:10} {accuracy:.2%}  ({low:.2%} to {high:.2%}{drawn})")
     if found.part == "validation":
-        say("note: there is no test part, and the same pictures chose the penalty of the logistic regression.")
+        print_status("note: there is no test part, and the same pictures chose the penalty of the logistic regression.")
     if found.left_out:
         shots = ", ".join(map(str, found.left_out))
-        say(f"left out: {shots} shots, more than the smallest class has pictures to learn from")
+        print_status(f"left out: {shots} shots, more than the smallest class has pictures to learn from")
 
 
-MOST_TOLD = 100  # reasons on the screen; --json and --csv have them all
+MAX_LISTED = 100  # reasons on the screen; --json and --csv have them all
 
 
-def report_unread(unread: list[tuple[str, str]], total: int) -> int:
-    for _, reason in unread[:MOST_TOLD]:
-        say(visible(reason))
-    if len(unread) > MOST_TOLD:
-        say(f"... and {len(unread) - MOST_TOLD:,} more")
+def report_unreadable(unread: list[tuple[str, str]], total: int) -> int:
+    for _, reason in unread[:MAX_LISTED]:
+        print_status(escape_unprintable(reason))
+    if len(unread) > MAX_LISTED:
+        print_status(f"... and {len(unread) - MAX_LISTED:,} more")
     if unread:
-        say(f"{len(unread)} of {total} pictures could not be read.")
+        print_status(f"{len(unread)} of {total} pictures could not be read.")
     return 3 if unread else 0
 
 
-def print_outcome(outcome: "TrainResult | None", json: bool) -> int:
+def print_train_result(outcome: "TrainResult | None", json: bool) -> int:
     """The end of a run; with several processes only the first has one."""
     if outcome is not None and json:
         said: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""The lowest layer: files, the machine and text. It knows nothing of models, data sets or commands."""
+"""Lowest layer: files, process and machine, text. It does not import models, datasets or commands."""

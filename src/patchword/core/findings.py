@@ -1,9 +1,9 @@
-"""One thing that the doctor has to say, and how it is shown."""
+"""Findings: the problems and remarks that `patchword doctor` reports, and their table for a terminal."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .text import visible
+from .text import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -11,42 +11,51 @@ if TYPE_CHECKING:
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
-_SHOWN = 5  # places in the table; JSON has them all
-_COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_MAX_DETAILS = 5  # in the table; the JSON output has all of them
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An error makes a run fail or its figures untrue; a warning makes it worse; a note is good to know."""
+    """One result of a check.
+
+    Attributes:
+        severity: An error makes a run fail or its metrics wrong, a warning makes them worse, a note is informative.
+        message: What was found.
+        details: What it applies to, such as the names of images.
+        advice: What to do about it.
+    """
 
     severity: Severity
-    what: str
-    where: tuple[str, ...] = ()
+    message: str
+    details: tuple[str, ...] = ()
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "where": list(self.where)}
+        """Return the finding as JSON-compatible values."""
+        return {**asdict(self), "details": list(self.details)}
 
 
-def gravest_first(findings: list[Finding]) -> list[Finding]:
+def sort_by_severity(findings: list[Finding]) -> list[Finding]:
+    """Sort findings, errors first; findings of the same severity keep their order."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def findings_table(findings: list[Finding]) -> "Table":
-    """For a terminal. Names are shown as they are: neither markup nor control characters in them have any effect."""
+    """Format findings for a terminal. Markup and control characters in file names are printed, not interpreted."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(show_header=False, show_edge=False, box=None, padding=(0, 2, 1, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in gravest_first(findings):
-        said = Text(visible(finding.what))
-        for place in finding.where[:_SHOWN]:
-            said.append(f"\n  {visible(place)}", style="dim")
-        if len(finding.where) > _SHOWN:
-            said.append(f"\n  and {len(finding.where) - _SHOWN:,} more", style="dim")
+    for finding in sort_by_severity(findings):
+        text = Text(escape_unprintable(finding.message))
+        for detail in finding.details[:_MAX_DETAILS]:
+            text.append(f"\n  {escape_unprintable(detail)}", style="dim")
+        if len(finding.details) > _MAX_DETAILS:
+            text.append(f"\n  and {len(finding.details) - _MAX_DETAILS:,} more", style="dim")
         if finding.advice:
-            said.append(f"\n{visible(finding.advice)}", style="italic")
-        table.add_row(Text(finding.severity, style=_COLOURS[finding.severity]), said)
+            text.append(f"\n{escape_unprintable(finding.advice)}", style="italic")
+        table.add_row(Text(finding.severity, style=_STYLES[finding.severity]), text)
     return table

@@ -1,6 +1,7 @@
-"""The process and its machine: threads, signals, and facts about the CPU and the memory.
+"""The process and its machine: threads, signals, CPU and memory.
 
-Facts are what the system says. Nothing is tried here: an instruction that fails ends the process.
+Hardware information is what the operating system reports. Nothing is executed to verify it, because an instruction
+that the CPU does not support ends the process; `engines/capabilities.py` tests instructions in a subprocess.
 """
 
 import contextlib
@@ -12,11 +13,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypedDict
 
 # CPU flags that decide how fast, and in which precision, a model can run.
-FLAGS = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"]
-FLAGS += ["asimd", "asimddp", "bf16", "i8mm", "sve"]  # the same on ARM
+CPU_FLAGS = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"]
+CPU_FLAGS += ["asimd", "asimddp", "bf16", "i8mm", "sve"]  # ARM
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -24,21 +25,21 @@ _CGROUP = Path("/sys/fs/cgroup")
 # Threads
 
 
-def use_threads(count: int) -> None:
-    """Set how many threads torch uses for what the calling thread computes."""
-    import torch  # not above: the command line starts without it
+def set_num_threads(count: int) -> None:
+    """Set how many threads torch uses for the operations of the calling thread."""
+    import torch  # imported here: the command line starts without it
 
-    torch.get_num_threads()  # a thread's first use takes the process's number, whatever was set before
+    torch.get_num_threads()  # the first call in a thread resets its number to that of the process
     torch.set_num_threads(count)
 
 
 @contextlib.contextmanager
-def thread_limit(threads: int | None) -> Iterator[None]:
-    """Set how many threads torch uses for what is done within; None leaves it as it is."""
+def limit_threads(num_threads: int | None) -> Iterator[None]:
+    """Set the number of torch threads inside a `with` block; None leaves it unchanged."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(num_threads or before)
     try:
         yield
     finally:
@@ -48,51 +49,66 @@ def thread_limit(threads: int | None) -> Iterator[None]:
 # Signals
 
 
-class Stop:
-    """Notice SIGTERM and SIGINT instead of dying: `with Stop() as stop:` ... `if stop.signal:` save and leave.
+class StopSignal:
+    """Catch SIGTERM and SIGINT, so that a run can save its state: `with StopSignal() as stop: ... if stop.signal: ...`.
 
-    The second signal is obeyed at once. Outside the main thread, where Python delivers no signals, nothing is noticed.
+    Only the first signal is caught; the second one has its usual effect. Python delivers signals to the main thread
+    only, so in other threads nothing is caught.
 
     Attributes:
-        signal: The number of the signal that came, or None.
+        signal: The number of the signal that was received, or None.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGTERM, signal.SIGINT)}
+            self._previous = {s: signal.signal(s, self._handle) for s in (signal.SIGTERM, signal.SIGINT)}
         return self
 
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        """Handle the first signal: remember it, and give the next one to whoever had it before."""
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Record the first signal and restore the previous handlers."""
         self.signal = number
         self.__exit__()
 
-    def __exit__(self, *failure: object) -> None:
-        for number, handler in self.before.items():
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self.before = {}
+        self._previous = {}
 
 
-# Facts
+# Hardware
 
 
-def machine_facts() -> dict[str, Any]:
-    """Return what is known of the machine, as plain values, fit for JSON and for a report."""
+class MachineInfo(TypedDict):
+    """The machine and the versions that matter for performance, as JSON-compatible values."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_gib: float | None
+    flags: list[str]
+    accelerators: list[str]
+    python: str
+    torch: str
+    threads: int
+
+
+def machine_info() -> MachineInfo:
+    """Describe the machine, for JSON output and reports."""
     import torch
 
     accelerators = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     accelerators += ["mps"] if torch.backends.mps.is_available() else []
-    memory = memory_limit()
+    memory, supported = memory_limit(), cpu_flags()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": cores(),
+        "processor": cpu_name(),
+        "cores": available_cores(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
-        "flags": [flag for flag in FLAGS if flag in cpu_flags()],
+        "flags": [flag for flag in CPU_FLAGS if flag in supported],
         "accelerators": accelerators,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -100,15 +116,16 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def machine_line() -> str:
-    """Return the machine in one line, for a page."""
-    facts = machine_facts()
-    said = [facts["processor"], f"{facts['cores']} cores", *facts["flags"], *facts["accelerators"]]
-    return ", ".join([*said, f"{facts['threads']} threads", f"torch {facts['torch']}", f"Python {facts['python']}"])
+def machine_summary() -> str:
+    """Describe the machine in one line, for a report."""
+    info = machine_info()
+    hardware = [info["processor"], f"{info['cores']} cores", *info["flags"], *info["accelerators"]]
+    software = [f"{info['threads']} threads", f"torch {info['torch']}", f"Python {info['python']}"]
+    return ", ".join([*hardware, *software])
 
 
-def cores() -> int:
-    """Count the cores that this process may use, not all that the machine has."""
+def available_cores() -> int:
+    """Count the cores that this process may use, given its CPU affinity and cgroup quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _first_line(_CGROUP / "cpu.max").partition(" ")
     limit = int(quota) / int(period) if quota.isdigit() and period.isdigit() else allowed
@@ -116,7 +133,7 @@ def cores() -> int:
 
 
 def memory_limit() -> int | None:
-    """Return the bytes of memory that this process may use; None where the system does not say, as on Windows."""
+    """Return the bytes of memory that this process may use; None where the system does not report it (Windows)."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -126,7 +143,7 @@ def memory_limit() -> int | None:
 
 
 def resident_memory() -> int:
-    """Return the bytes of memory that this process holds; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 where the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
@@ -135,17 +152,17 @@ def resident_memory() -> int:
 
 
 def peak_memory() -> int:
-    """Return the most bytes of memory that this process has held so far; 0 where the system does not say."""
+    """Return the peak resident memory of this process in bytes; 0 where the system does not report it."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows
         return 0
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
-def processor() -> str:
-    """Return the name of the CPU."""
+def cpu_name() -> str:
+    """Return the model name of the CPU."""
     for line in cpuinfo():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -153,17 +170,17 @@ def processor() -> str:
 
 
 def cpu_flags() -> set[str]:
-    """Return the instruction sets that the CPU announces: a virtual machine may announce what ends a program."""
+    """Return the instruction sets that the CPU reports; a virtual machine may report some that crash."""
     lines = (line.partition(":")[2].split() for line in cpuinfo() if line.startswith(("flags", "Features")))
     return set(next(lines, []))
 
 
 def cpuinfo() -> list[str]:
-    """Return the lines of /proc/cpuinfo; none where there is no such file."""
+    """Return the lines of /proc/cpuinfo; an empty list where it does not exist (macOS, Windows)."""
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []  # not Linux
+        return []
 
 
 def _first_line(path: Path) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.io import file_digest, locked, move_into_place, writing
+from ..core.io import file_digest, locked, move_into_place, wrap_cache_errors
 from ..errors import DataError
 
 Progress = Callable[[int, int | None], object]  # bytes so far, bytes in all where that is known
@@ -29,7 +29,7 @@ _BLOCK = 1 << 17
 _PAUSE = 0.25  # seconds; doubled for each try
 
 
-class Unreachable(DataError):
+class DownloadError(DataError):
     """A download that failed at every address. The data may still be available from another source."""
 
     code = "unreachable"
@@ -111,7 +111,7 @@ def download(
     """
     checksums = {name: value for name, value in (("sha256", sha256), ("md5", md5)) if value}
     job = _Job(Path(target), checksums, size, on_progress, timeout)
-    with writing(job.target):
+    with wrap_cache_errors(job.target):
         if not job.target.exists():
             with locked(job.target):
                 if not job.target.exists():  # another process may have been faster
@@ -132,7 +132,7 @@ def _fetch_any(job: _Job, urls: Sequence[str]) -> None:
             failures.append(f"\n  {url}: {error}")
     proof = ", ".join(f"{name} {value}" for name, value in job.checksums.items())
     by_hand = f"{job.target}, with {proof}" if proof else f"{job.target}"
-    raise Unreachable(
+    raise DownloadError(
         f"Could not fetch {job.target.name}.{''.join(failures)}\n"
         f"Check the connection and run again (what has arrived is kept), or put the file there by hand: {by_hand}."
     )

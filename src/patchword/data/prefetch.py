@@ -1,4 +1,4 @@
-"""Work done ahead of whoever wants it, on threads, in order."""
+"""Ordered prefetching on background threads."""
 
 import contextlib
 from collections import deque
@@ -14,27 +14,33 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def prefetch(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
-    """`function` of each item, in order, on threads that each keep to one core; with no workers, when asked.
+def prefetch(
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int
+) -> Generator[Result, None, None]:
+    """Yield `function(item)` for each item, in order, computed ahead on `num_workers` threads.
 
-    Threads that work on different items never wait for each other, whereas tensor arithmetic that is split over all
-    cores makes every core wait for the slowest. Threads, not processes: decoding and arithmetic release the
-    interpreter, nothing is copied, and a run that is killed leaves no children and no shared memory behind.
+    Each thread uses one core: threads that work on different items never wait for each other, whereas an operation
+    that is split over all cores waits for the slowest. Threads rather than processes: decoding and tensor operations
+    release the GIL, nothing is copied, and a killed run leaves no child processes or shared memory behind.
+
+    Args:
+        num_workers: number of threads; at most `2 * num_workers + 1` items are in flight. 0 computes each item in the
+            calling thread when it is requested.
     """
-    if workers == 0:
+    if num_workers == 0:
         yield from map(function, items)
         return
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, initializer=use_threads, initargs=(1,))
-    waiting: deque[Future[Result]] = deque()
+    num_threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(num_workers, initializer=use_threads, initargs=(1,))
+    pending: deque[Future[Result]] = deque()
     try:
         for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(function, item))
+            if len(pending) > 2 * num_workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
         with contextlib.suppress(RuntimeError):
-            torch.set_num_threads(threads)  # the setting of a thread leaks into threads that start later
+            torch.set_num_threads(num_threads)  # a worker's setting is inherited by threads that start later

@@ -1,7 +1,7 @@
-"""From a reference, as users write it, to the parts of a data set: "cifar10", "photos/", "photos.csv", "shards/*.tar".
+"""Resolve a dataset reference ("cifar10", "photos/", "photos.csv", "shards/*.tar") to its splits.
 
-Owns what a reference may be, which reader it goes to, and how the parts are made to fit each other: labels counted the
-same everywhere, and a validation part in any case. Formats are the readers' own.
+Owns which references are valid, which format reads them, and how the splits are made consistent: the same class
+indices in every split, and a validation set in any case. File formats belong to `data.formats`.
 """
 
 import dataclasses
@@ -15,238 +15,250 @@ from typing import Any
 from ..config import DataConfig
 from ..core.text import tell
 from ..errors import DataError, Note
-from .class_labels import listed
-from .datasets.registry import NAMED, open_named_dataset
+from .class_labels import format_names
+from .datasets.registry import DATASET_NAMES, open_named_dataset
 from .formats.csv_list import open_table
 from .formats.hf_datasets import PREFIX, is_saved_dataset, open_hub_dataset, open_saved_dataset
 from .formats.image_folder import open_folder
 from .formats.parquet import open_parquet
 from .formats.webdataset import open_shards
-from .images import SUFFIXES
-from .sources import PART_NAMES, DatasetSplits, Found, Source, fingerprint
-from .split import apply_split, stratified_part, stratified_split
+from .images import IMAGE_SUFFIXES
+from .sources import SPLIT_ALIASES, SPLIT_TITLES, DatasetSplits, ResolvedDataset, Source, fingerprint
+from .split import apply_split, stratified_split, stratified_subset
 
-_TABLES = (".csv", ".tsv")
-_READERS = {".tar": open_shards, ".parquet": open_parquet}
-_MOST_FILES = 1_000_000  # in one pattern
-_KINDS = (
-    "a folder with a folder for each class, a .csv or .tsv file, .parquet files, .tar shards, "
-    f"{PREFIX}OWNER/NAME, or a named data set"
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_CONTAINER_READERS = {".tar": open_shards, ".parquet": open_parquet}
+_MAX_FILES = 1_000_000  # in one {000..999} range
+_ACCEPTED = (
+    "a folder with one subfolder per class, a .csv or .tsv file, .parquet files, .tar shards, "
+    f"{PREFIX}OWNER/NAME, or a named dataset"
 )
 
 
 def open_data(config: DataConfig, seed: int, saved: dict[str, Any] | None = None) -> DatasetSplits:
-    """The parts of the data: with labels that agree, and with a validation part, split off by `seed` if need be.
+    """Open a dataset, with consistent labels and a validation set (split off with `seed` if the data have none).
 
     Args:
-        saved: the `split` of parts that were opened before, to get exactly those again. If the data have changed
-            since, `DataError` says so.
+        saved: `split_info` of an earlier run, to get exactly the same splits. Raises `DataError` if the data have
+            changed since.
     """
-    return subsample(with_validation(_parts(config), config.val_fraction, seed, saved), config.train_fraction, seed)
+    splits = with_validation(_load_splits(config), config.val_fraction, seed, saved)
+    return subsample(splits, config.train_fraction, seed)
 
 
-def subsample(parts: DatasetSplits, fraction: float, seed: int) -> DatasetSplits:
-    """The same parts with fewer pictures to learn from; of each class about that fraction, and one at least."""
+def subsample(splits: DatasetSplits, fraction: float, seed: int) -> DatasetSplits:
+    """Keep about `fraction` of each class of the training set, at least one sample each."""
     if fraction == 1:
-        return parts
-    return dataclasses.replace(parts, train=parts.train.subset(stratified_part(parts.train.targets, fraction, seed)))
+        return splits
+    chosen = stratified_subset(splits.train.targets, fraction, seed)
+    return dataclasses.replace(splits, train=splits.train.subset(chosen))
 
 
 def with_validation(
-    parts: DatasetSplits, fraction: float, seed: int, saved: dict[str, Any] | None = None
+    splits: DatasetSplits, fraction: float, seed: int, saved: dict[str, Any] | None = None
 ) -> DatasetSplits:
-    """The parts with `split` filled in, labels that agree, and a validation part; for `saved` see `open_data`."""
-    parts = _agreeing(parts)
-    prints = {name: fingerprint(part) for name, part in parts.present().items()}
+    """Unify the labels, fill in `split_info`, and split off a validation set if there is none.
+
+    Args:
+        fraction: size of the validation set, as a fraction of the training set.
+        saved: see `open_data`.
+    """
+    splits = _unify_labels(splits)
+    fingerprints = {name: fingerprint(source) for name, source in splits.as_dict().items()}
     if saved is not None:
-        _require_same(prints, saved)
-    if parts.val is not None:
-        return dataclasses.replace(parts, split={"kind": "given", "fingerprint": prints})
-    whole = parts.train
-    train, val = apply_split(whole, saved) if saved is not None else stratified_split(whole.targets, fraction, seed)
-    split = saved or {
+        _require_unchanged(fingerprints, saved)
+    if splits.val is not None:
+        return dataclasses.replace(splits, split_info={"kind": "given", "fingerprint": fingerprints})
+    source = splits.train
+    train, val = apply_split(source, saved) if saved is not None else stratified_split(source.targets, fraction, seed)
+    split_info = saved or {
         "kind": "stratified",
         "seed": seed,
         "fraction": fraction,
-        "val": [whole.key(int(index)) for index in val],
-        "fingerprint": prints,
+        "val": [source.key(int(index)) for index in val],
+        "fingerprint": fingerprints,
     }
-    return dataclasses.replace(parts, train=whole.subset(train), val=whole.subset(val), split=split)
+    return dataclasses.replace(splits, train=source.subset(train), val=source.subset(val), split_info=split_info)
 
 
-def _require_same(prints: dict[str, str], saved: dict[str, Any]) -> None:
-    old = saved.get("fingerprint")
-    if not isinstance(old, dict):
-        raise DataError("The saved split has no 'fingerprint', so nothing tells whether the data are still the same.")
-    if changed := [name for name in sorted({*old, *prints}) if old.get(name) != prints.get(name)]:
+def _require_unchanged(fingerprints: dict[str, str], saved: dict[str, Any]) -> None:
+    expected = saved.get("fingerprint")
+    if not isinstance(expected, dict):
+        raise DataError("The saved split has no 'fingerprint', so a change of the data cannot be detected.")
+    names = sorted({*expected, *fingerprints})
+    if changed := [name for name in names if expected.get(name) != fingerprints.get(name)]:
+        titles = " and the ".join(SPLIT_TITLES.get(name, name) for name in changed)
         raise DataError(
-            f"The data have changed since the run began: the part {listed(changed)} has other samples or other labels "
-            f"than then. Put them back as they were, or begin a new run."
+            f"The data have changed since the run started: the {titles} has other samples or other labels. "
+            f"Restore the data, or start a new run."
         )
 
 
-def _parts(config: DataConfig) -> DatasetSplits:
-    found = resolve_dataset(config.source, config.multi_label)
-    train = _part_called("train", found, config.source)
-    chosen, notes = {}, list(found.notes)
+def _load_splits(config: DataConfig) -> DatasetSplits:
+    dataset = resolve_dataset(config.source, config.multi_label)
+    train = _select_split("train", dataset, config.source)
+    held_out, notes = {}, list(dataset.notes)
     for name, reference in (("val", config.val), ("test", config.test)):
         if reference is not None:
             other = resolve_dataset(reference, config.multi_label)
-            chosen[name] = _part_called(name, other, reference)
+            held_out[name] = _select_split(name, other, reference)
             notes += other.notes
-        elif found.parts.get(name) not in (None, train):
-            chosen[name] = found.parts[name]
+        elif dataset.splits.get(name) not in (None, train):
+            held_out[name] = dataset.splits[name]
     if config.multi_label:
-        train, chosen = train.as_multi_label(), {name: part.as_multi_label() for name, part in chosen.items()}
+        train = train.as_multi_label()
+        held_out = {name: source.as_multi_label() for name, source in held_out.items()}
     _require_classes(train, config)
-    parts = DatasetSplits(train, chosen.get("val"), chosen.get("test"), notes=tuple(notes))
-    _require_apart(parts, config)
-    return parts
+    splits = DatasetSplits(train, held_out.get("val"), held_out.get("test"), notes=tuple(notes))
+    _require_disjoint(splits, config)
+    return splits
 
 
-def _agreeing(parts: DatasetSplits) -> DatasetSplits:
-    """With the classes of all parts counted as the training part counts them."""
+def _unify_labels(splits: DatasetSplits) -> DatasetSplits:
+    """Use the class indices of the training set in every split."""
 
-    def fitting(name: str, part: Source | None) -> Source | None:
-        return None if part is None else part.relabelled(parts.train.labels, f"The part {name!r}")
+    def relabel(name: str, source: Source | None) -> Source | None:
+        return None if source is None else source.relabel(splits.train.labels, f"The {SPLIT_TITLES[name]}")
 
-    return dataclasses.replace(parts, val=fitting("val", parts.val), test=fitting("test", parts.test))
+    return dataclasses.replace(splits, val=relabel("val", splits.val), test=relabel("test", splits.test))
 
 
-def _require_apart(parts: DatasetSplits, config: DataConfig) -> None:
-    """Pictures that were asked for as another part must not be learnt from, too: figures of them would mean nothing."""
+def _require_disjoint(splits: DatasetSplits, config: DataConfig) -> None:
+    """Refuse data.val or data.test images that are also training images: their metrics would be meaningless."""
     for name, reference in (("val", config.val), ("test", config.test)):
-        part = getattr(parts, name)
-        if reference is None or part is None:
+        source = getattr(splits, name)
+        if reference is None or source is None:
             continue
-        learnt = {os.path.abspath(parts.train.name(index)) for index in range(len(parts.train))}
-        shared = [each for index in range(len(part)) if os.path.abspath(each := part.name(index)) in learnt]
-        if shared:
+        trained = {os.path.abspath(splits.train.name(index)) for index in range(len(splits.train))}
+        paths = (source.name(index) for index in range(len(source)))
+        if shared := [path for path in paths if os.path.abspath(path) in trained]:
             raise DataError(
-                f"data.{name}, {reference}: {len(shared)} of its {len(part)} pictures are learnt from, {shared[0]} for "
-                f"one, so what is measured on it would mean nothing. Give other pictures, or leave it out."
+                f"data.{name}={reference}: {len(shared)} of its {len(source)} images are also in the training set, "
+                f"for example {shared[0]}, so metrics on it would be meaningless. Use other images, or leave it out."
             )
 
 
-def _part_called(name: str, found: Found, reference: str) -> Source:
-    """The part of that name; else the training part; else, where there is one only, that."""
+def _select_split(name: str, dataset: ResolvedDataset, reference: str) -> Source:
+    """Return the split of that name, else the training set, else the only split."""
     for wanted in (name, "train"):
-        if wanted in found.parts:
-            return found.parts[wanted]
-    if len(found.parts) == 1:
-        return next(iter(found.parts.values()))
-    have = f"only {listed(found.parts)}" if found.parts else "and no other"
-    raise DataError(" ".join([f"{reference} has no part for training, {have}.", *found.notes]))
+        if wanted in dataset.splits:
+            return dataset.splits[wanted]
+    if len(dataset.splits) == 1:
+        return next(iter(dataset.splits.values()))
+    available = f"only {format_names(dataset.splits)}" if dataset.splits else "and no other split"
+    raise DataError(" ".join([f"{reference} has no training set, {available}.", *dataset.notes]))
 
 
 def _require_classes(train: Source, config: DataConfig) -> None:
-    least = 1 if config.multi_label else 2
-    if len(train.labels) >= least:
+    min_classes = 1 if config.multi_label else 2
+    if len(train.labels) >= min_classes:
         return
     tables = sorted(path.name for path in Path(config.source).glob("*.csv"))
-    hint = f" If {listed(tables)} in it says what the pictures show, give that file." if tables else ""
-    have = f"only one class, {train.labels[0]!r}" if train.labels else "no labels"
-    raise DataError(f"{config.source} has {have}; there is nothing to learn with fewer than {least}.{hint}")
+    hint = f" If {format_names(tables)} in it lists the labels, use that file as the dataset." if tables else ""
+    classes = f"only one class, {train.labels[0]!r}" if train.labels else "no labels"
+    raise DataError(f"{config.source} has {classes}; training needs at least {min_classes}.{hint}")
 
 
-def resolve_dataset(reference: str, multi_label: bool = False) -> Found:
-    """Whatever a reference stands for. A bare word that names a data set means that, even beside a folder so called."""
+def resolve_dataset(reference: str, multi_label: bool = False) -> ResolvedDataset:
+    """Open whatever a reference names. The name of a known dataset takes precedence over a folder of that name."""
     if not reference:
-        raise DataError(f"No data are given. They may be {_KINDS}.")
+        raise DataError(f"No dataset is given. Use {_ACCEPTED}.")
     if reference.startswith(PREFIX):
         return open_hub_dataset(reference.removeprefix(PREFIX), multi_label)
-    if reference in NAMED:
+    if reference in DATASET_NAMES:
         if Path(reference).is_dir():
-            tell(f"note: {reference} is taken for the data set of that name; for the folder write ./{reference}")
-        parts = open_named_dataset(reference)
-        return Found(parts.present(), parts.notes)
+            tell(f"note: {reference} is read as the dataset of that name; for the folder, write ./{reference}")
+        splits = open_named_dataset(reference)
+        return ResolvedDataset(splits.as_dict(), splits.notes)
     path = Path(reference).expanduser()
     if path.is_dir():
-        return _in_folder(path, multi_label)
-    if path.is_file() and path.suffix.lower() in _TABLES:
+        return _open_directory(path, multi_label)
+    if path.is_file() and path.suffix.lower() in _TABLE_SUFFIXES:
         return open_table(path, multi_label)
-    if files := [path] if path.is_file() else _expanded(str(path)):
-        return _in_files(files, multi_label, reference)
-    raise DataError(_unknown(reference))
+    if files := [path] if path.is_file() else _expand_pattern(str(path)):
+        return _open_containers(files, multi_label, reference)
+    raise DataError(_unknown_reference(reference))
 
 
 def is_plain_folder(folder: Path) -> bool:
-    """Whether it holds class folders itself: no parts, no containers, no saved data set."""
+    """Whether the folder directly contains class folders: no split folders, no containers, no saved dataset."""
     try:
-        parts = any(child.is_dir() and child.name.lower() in PART_NAMES for child in folder.iterdir())
+        has_splits = any(child.is_dir() and child.name.lower() in SPLIT_ALIASES for child in folder.iterdir())
     except OSError as error:
-        raise DataError(f"{folder} cannot be read ({error.strerror or error}).") from None
-    return not (parts or is_saved_dataset(folder) or _containers(folder))
+        raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from None
+    return not (has_splits or is_saved_dataset(folder) or _find_containers(folder))
 
 
-def _in_folder(folder: Path, multi_label: bool) -> Found:
+def _open_directory(folder: Path, multi_label: bool) -> ResolvedDataset:
     if is_saved_dataset(folder):
         return open_saved_dataset(folder, multi_label)
-    if files := _containers(folder):
-        return _in_files(files, multi_label, str(folder))
+    if files := _find_containers(folder):
+        return _open_containers(files, multi_label, str(folder))
     return open_folder(folder)
 
 
-def _containers(folder: Path) -> list[Path]:
-    """The .tar or .parquet files below a folder; none if it has folders of pictures, for then those are the data."""
-    found = []
+def _find_containers(folder: Path) -> list[Path]:
+    """List the .tar or .parquet files below a folder; none if a subfolder has images, which are then the data."""
+    containers = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         suffixes = {name: os.path.splitext(name)[1].lower() for name in files if not name.startswith(".")}
-        if Path(parent) != folder and not SUFFIXES.isdisjoint(suffixes.values()):
+        if Path(parent) != folder and not IMAGE_SUFFIXES.isdisjoint(suffixes.values()):
             return []
-        found += [Path(parent, name) for name, suffix in suffixes.items() if suffix in _READERS]
-    return sorted(found)
+        containers += [Path(parent, name) for name, suffix in suffixes.items() if suffix in _CONTAINER_READERS]
+    return sorted(containers)
 
 
-def _in_files(files: list[Path], multi_label: bool, reference: str) -> Found:
+def _open_containers(files: list[Path], multi_label: bool, reference: str) -> ResolvedDataset:
     suffixes = {file.suffix.lower() for file in files}
-    if len(suffixes) > 1 or not suffixes <= set(_READERS):
-        raise DataError(f"{reference} cannot be read as data. Data may be {_KINDS}; unpack other archives first.")
+    if len(suffixes) > 1 or not suffixes <= set(_CONTAINER_READERS):
+        raise DataError(f"{reference} is not a supported dataset. Use {_ACCEPTED}; unpack other archives first.")
+    read = _CONTAINER_READERS[suffixes.pop()]
     root = os.path.commonpath([file.absolute().parent for file in files])
-    parts: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for file in files:
-        parts.setdefault(_part_of(os.path.relpath(file, root)), []).append(file)
-    unnamed = parts.pop("", [])
-    if not parts:
-        return _READERS[suffixes.pop()]({"train": unnamed}, multi_label)
-    found = _READERS[suffixes.pop()](parts, multi_label)
-    text = f"Left out, as their names do not name a split: {listed(map(str, unnamed))}."
-    notes = [Note(text, "files_left_out")] if unnamed else []
-    return Found(found.parts, (*found.notes, *notes))
+        by_split.setdefault(_split_from_path(os.path.relpath(file, root)), []).append(file)
+    unnamed = by_split.pop("", [])
+    if not by_split:
+        return read({"train": unnamed}, multi_label)
+    dataset = read(by_split, multi_label)
+    if not unnamed:
+        return dataset
+    text = f"Left out, because their names do not contain a split: {format_names(map(str, unnamed))}."
+    return ResolvedDataset(dataset.splits, (*dataset.notes, Note(text, "files_left_out")))
 
 
-def _part_of(path: str) -> str:
-    """The part that a file's name tells, as in "train-00000-of-00002.parquet", or that of its folder; else nothing."""
+def _split_from_path(path: str) -> str:
+    """Return the split in a file's name ("train-00000-of-00002.parquet") or in that of its folder; else ""."""
     for name in reversed(Path(path).parts):
         for word in re.split(r"[^a-z]+", name.lower()):
-            if word in PART_NAMES:
-                return PART_NAMES[word]
+            if word in SPLIT_ALIASES:
+                return SPLIT_ALIASES[word]
     return ""
 
 
-def _expanded(pattern: str) -> list[Path]:
-    """The files that a pattern stands for: * and ? as in a shell, and {000..012} for numbers, all of which must be."""
+def _expand_pattern(pattern: str) -> list[Path]:
+    """Expand * and ? as a shell does, and {000..012} to numbered files, all of which must exist."""
     numbers = re.search(r"\{(\d{1,9})\.\.(\d{1,9})\}", pattern)
     if numbers is None:
         return sorted(map(Path, glob.glob(pattern)))
     first, last = numbers.groups()
-    if not 0 <= int(last) - int(first) < _MOST_FILES:
-        raise DataError(f"{numbers[0]} in {pattern} must count upwards, and at most {_MOST_FILES:,} files.")
+    if not 0 <= int(last) - int(first) < _MAX_FILES:
+        raise DataError(f"{numbers[0]} in {pattern} must be an ascending range of at most {_MAX_FILES:,} files.")
     files = []
     for number in range(int(first), int(last) + 1):
-        each = pattern[: numbers.start()] + str(number).zfill(len(first)) + pattern[numbers.end() :]
-        found = _expanded(each)
-        if not found:
-            raise DataError(f"There is no file {each}, which {pattern} counts in.")
-        files += found
+        numbered = pattern[: numbers.start()] + str(number).zfill(len(first)) + pattern[numbers.end() :]
+        matches = _expand_pattern(numbered)
+        if not matches:
+            raise DataError(f"{pattern}: the file {numbered} does not exist.")
+        files += matches
     return files
 
 
-def _unknown(reference: str) -> str:
-    near = difflib.get_close_matches(Path(reference).name.lower(), NAMED, n=1)
-    guess = f" Did you mean the named data set {near[0]!r}?" if near else ""
+def _unknown_reference(reference: str) -> str:
+    matches = difflib.get_close_matches(Path(reference).name.lower(), DATASET_NAMES, n=1)
+    suggestion = f" Did you mean the named dataset {matches[0]!r}?" if matches else ""
     return (
-        f"There is no file or folder {reference}, and no data set of that name; the named ones are "
-        f"{', '.join(NAMED)}.{guess} Data may be {_KINDS}."
+        f"There is no file, folder or named dataset {reference}.{suggestion} "
+        f"Named datasets: {', '.join(DATASET_NAMES)}. Use {_ACCEPTED}."
     )

@@ -2,7 +2,7 @@
 
 from ..config.config_checks import config_notes, examine_config
 from ..core.findings import Finding, findings_table
-from ..core.runtime import machine_facts
+from ..core.runtime import machine_info
 from .dataset_checks import examine
 from .machine import machine_findings
 
@@ -12,6 +12,6 @@ __all__ = [
     "examine",
     "examine_config",
     "findings_table",
-    "machine_facts",
+    "machine_info",
     "machine_findings",
 ]

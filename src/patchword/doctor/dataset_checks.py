@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..config.config_checks import patch_findings
-from ..core.findings import Finding, Severity, gravest_first
+from ..core.findings import Finding, Severity, sort_by_severity
 from ..data.sources import DatasetSplits, Source
 from .image_survey import Survey, survey
 from .near_duplicates import blank, equal_pairs, near_pairs
@@ -40,12 +40,12 @@ def examine(
         workers: threads.
         on_progress: called once for each picture.
     """
-    seen = survey(parts.present(), workers, on_progress)
+    seen = survey(parts.as_dict(), workers, on_progress)
     findings = patch_findings(image_size, patch_size) if patch_size else []
     findings += unreadable(seen) + class_sizes(parts)
     if len(seen.readable):
         findings += repeats(seen) + picture_sizes(seen, image_size) + kinds(seen)
-    return gravest_first(findings)
+    return sort_by_severity(findings)
 
 
 def unreadable(seen: Survey) -> list[Finding]:
@@ -81,7 +81,7 @@ def class_sizes(parts: DatasetSplits) -> list[Finding]:
     if none := [labels[k] for k in np.flatnonzero(counts == 0)]:
         what = f"{_classes(len(none))} no picture to learn from."
         findings.append(Finding("error", what, tuple(none), "The model cannot know them. Add pictures or remove them."))
-    for name, source in parts.present().items():
+    for name, source in parts.as_dict().items():
         if name != "train" and (lacking := _lacking(source, parts.train)):
             what = f"{_classes(len(lacking))} no picture in {name}, so nothing is measured for them."
             findings.append(Finding("warning", what, tuple(lacking), f"Add pictures of them to {name}."))

@@ -95,7 +95,7 @@ def look_at(source: Source, index: int) -> Look | str:
     from_file = isinstance(source, FileSource)
     try:
         # Only a file's header can tell the true size of what was decoded smaller.
-        image = source.read(index, mode="RGB", at_least=DECODED if from_file else None)
+        image = source.read(index, mode="RGB", min_size=DECODED if from_file else None)
     except ImageError as error:
         return str(error)
     size, kinds = header(source.name(index)) if from_file else (None, ())

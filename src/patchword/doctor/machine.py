@@ -1,13 +1,13 @@
 """What to know, and to change, about the machine."""
 
 from ..core.findings import Finding
-from ..core.runtime import machine_facts
+from ..core.runtime import machine_info
 
 LITTLE = 2.0  # GiB
 
 
 def machine_findings() -> list[Finding]:
-    facts = machine_facts()
+    facts = machine_info()
     memory = f"{facts['memory_gib']:.1f} GiB of memory" if facts["memory_gib"] else "an unknown amount of memory"
     what = (
         f"{facts['processor']}, {facts['cores']} cores, {memory}; torch {facts['torch']}, {facts['threads']} threads."

@@ -82,7 +82,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def pixels(survey: Survey, sample: int) -> np.ndarray:
     source, index = survey.place(sample)
-    image = source.read(index, mode="RGB", at_least=(2 * SIDE, 2 * SIDE))
+    image = source.read(index, mode="RGB", min_size=(2 * SIDE, 2 * SIDE))
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32).ravel()
 
 

@@ -1,4 +1,4 @@
-"""Where a model runs: each engine turns uint8 pictures, as the model sees them, into logits."""
+"""Inference engines: each maps uint8 images, resized and cropped for the model, to logits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,190 +11,224 @@ from ..checkpoints import Checkpoint
 from ..errors import ConfigError, how_to_install
 from ..models import Model, optimize_for_cpu
 from ..models.token_merging import merge_schedule, reduce_tokens
-from .engine_cache import digest, keep_file, read_file
-from .exportable import Packed
+from .engine_cache import cache_key, load_file, store_file
+from .exportable import ExportableModel
 
-Engine = Callable[[Tensor], Tensor]  # uint8 (B, H, W, C) to float32 (B, K), divided by the temperature
-Merged = Sequence[int]
-CALIBRATION = 48  # pictures, where none are given
-MERGED = 0.1  # of the patches in each block behind the first quarter, by the engine that merges
+Engine = Callable[[Tensor], Tensor]  # uint8 (B, H, W, C) to float32 logits (B, K), divided by the temperature
+MergeCounts = Sequence[int]  # patches to merge in each block (ToMe)
+NUM_CALIBRATION_IMAGES = 48  # used where the caller gives none
+DEFAULT_TOME_RATIO = 0.1  # fraction of the patches that onnx-int8-tome merges per block
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A way to run a model: opened from the model itself, or started from a file that is made of it once."""
+class EngineSpec:
+    """How to run a model: either `open` the checkpoint directly, or `build` a file once and `load` it.
+
+    Attributes:
+        name: As in `--engine NAME`.
+        description: Runtime and precision, for users.
+        open: Opens a checkpoint directly.
+        build: Builds the file from checkpoint, calibration images and merge counts.
+        load: Opens what `build` returned.
+        requires: Packages, all of them in the extra "export".
+        exact: Runs in fp32: logits differ from PyTorch's by rounding only.
+    """
 
     name: str
-    means: str
-    open: Callable[[Checkpoint, Merged], Engine] | None = None  # patches to merge in each block
-    make: Callable[[Checkpoint, Tensor, Merged], bytes] | None = None  # pictures to calibrate with
-    start: Callable[[bytes], Engine] | None = None  # from what was made
-    needs: tuple[str, ...] = ()  # packages, all of them in the extra "export"
-    exact: bool = True  # in fp32: answers differ from torch's by rounding only
+    description: str
+    open: Callable[[Checkpoint, MergeCounts], Engine] | None = None
+    build: Callable[[Checkpoint, Tensor, MergeCounts], bytes] | None = None
+    load: Callable[[bytes], Engine] | None = None
+    requires: tuple[str, ...] = ()
+    exact: bool = True
 
     @property
-    def missing(self) -> list[str]:
-        return [name for name in self.needs if find_spec(name) is None]
+    def missing_packages(self) -> list[str]:
+        return [name for name in self.requires if find_spec(name) is None]
 
 
 @dataclass(frozen=True)
 class PreparedEngine:
-    """An engine that can be opened fast, here or in another process."""
+    """An engine that opens fast, in this process or another.
+
+    Attributes:
+        name: Key in `ENGINES`.
+        file: What the engine loads; empty if it opens the checkpoint itself.
+    """
 
     name: str
-    file: bytes = field(default=b"", repr=False)  # what it is started from; empty: the model itself
+    file: bytes = field(default=b"", repr=False)
 
-    def opened(self, checkpoint: Checkpoint, merged: Merged = ()) -> Engine:
-        kind = ENGINES[self.name]
-        if kind.start is not None:
-            return kind.start(self.file)
-        assert kind.open is not None
-        return kind.open(checkpoint, merged)
+    def open(self, checkpoint: Checkpoint, merge_counts: MergeCounts = ()) -> Engine:
+        """Open the engine; `merge_counts` must be those it was prepared with."""
+        spec = ENGINES[self.name]
+        if spec.load is not None:
+            return spec.load(self.file)
+        assert spec.open is not None
+        return spec.open(checkpoint, merge_counts)
 
 
-def open_engine(name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merged: Merged = ()) -> Engine:
-    """The engine of that name for a model.
+def open_engine(
+    name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merge_counts: MergeCounts = ()
+) -> Engine:
+    """Open the engine `name` for a model.
 
     Args:
-        calibration: pictures uint8 (N, H, W, C) for engines that measure ranges; some photographs by default
-        merged: patches to merge in each block
+        name: Key in `ENGINES`.
+        checkpoint: The model.
+        calibration: Images, uint8 (N, H, W, C), for engines that measure quantization ranges; by default, crops of
+            photographs.
+        merge_counts: Patches to merge in each block.
     """
-    return prepare(name, checkpoint, calibration, merged).opened(checkpoint, merged)
+    return prepare_engine(name, checkpoint, calibration, merge_counts).open(checkpoint, merge_counts)
 
 
-def prepare(
-    name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merged: Merged = ()
+def prepare_engine(
+    name: str, checkpoint: Checkpoint, calibration: Tensor | None = None, merge_counts: MergeCounts = ()
 ) -> PreparedEngine:
-    """The same, not opened yet. Its file is made once for each model, and kept in the user's cache."""
+    """Do the slow part of `open_engine`. The file is built once per model and cached."""
     if name not in ENGINES:
-        raise ConfigError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}, and auto.")
-    kind = ENGINES[name]
-    if kind.missing:
-        raise ConfigError(f"The engine {name} needs {', '.join(kind.missing)}: {how_to_install('export')}.")
-    if kind.make is None:
+        raise ConfigError(f"There is no engine {name!r}. Choose one of {', '.join(ENGINES)}, or auto.")
+    spec = ENGINES[name]
+    if spec.missing_packages:
+        raise ConfigError(f"The engine {name} needs {', '.join(spec.missing_packages)}: {how_to_install('export')}.")
+    if spec.build is None:
         return PreparedEngine(name)
-    if kind.exact:  # nothing is measured: the file is the same for all pictures
+    if spec.exact:  # nothing to calibrate: the file does not depend on images
         calibration = torch.zeros(0, dtype=torch.uint8)
     elif calibration is None:
-        from .parity import sample_pictures
+        from .parity import sample_images
 
         assert checkpoint.preprocess is not None
-        calibration = sample_pictures(checkpoint.preprocess)
-    place = digest(kind.make.__name__, checkpoint, calibration, merged)  # engines may share a file
-    file = read_file(place)
+        calibration = sample_images(checkpoint.preprocess)
+    key = cache_key(spec.build.__name__, checkpoint, calibration, merge_counts)  # engines may share a file
+    file = load_file(key)
     if file is None:
-        file = kind.make(checkpoint, calibration, merged)
-        keep_file(place, file)
+        file = spec.build(checkpoint, calibration, merge_counts)
+        store_file(key, file)
     return PreparedEngine(name, file)
 
 
-def first_line(error: Exception) -> str:
-    """What a library said, short enough for a message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def open_torch(checkpoint: Checkpoint, merge_counts: MergeCounts) -> Engine:
+    """Open the engine `torch`."""
+    return torch_engine(checkpoint, checkpoint.build_model(), merge_counts)
 
 
-def open_torch(checkpoint: Checkpoint, merged: Merged) -> Engine:
-    return torch_engine(checkpoint, checkpoint.model(), merged)
-
-
-def torch_engine(checkpoint: Checkpoint, whole: Model, merged: Merged = ()) -> Engine:
-    """PyTorch, for a model that was built already."""
+def torch_engine(checkpoint: Checkpoint, model: Model, merge_counts: MergeCounts = ()) -> Engine:
+    """Wrap a model that was built already as an engine."""
     preprocess, temperature = checkpoint.preprocess, checkpoint.temperature
-    model = reduce_tokens(optimize_for_cpu(whole), merged)
+    fast_model = reduce_tokens(optimize_for_cpu(model), merge_counts)
     assert preprocess is not None
 
     def run(pixels: Tensor) -> Tensor:
         with torch.inference_mode():
-            return model(preprocess.normalise(pixels)) / temperature
+            logits: Tensor = fast_model(preprocess.normalize(pixels)) / temperature
+            return logits
 
     return run
 
 
-def open_compiled(checkpoint: Checkpoint, merged: Merged) -> Engine:
-    compiled = torch.compile(Packed(checkpoint, merged).eval(), dynamic=True)
+def open_torch_compiled(checkpoint: Checkpoint, merge_counts: MergeCounts) -> Engine:
+    """Open the engine `torch-compiled`."""
+    compiled = torch.compile(ExportableModel(checkpoint, merge_counts).eval(), dynamic=True)
 
     def run(pixels: Tensor) -> Tensor:
         with torch.no_grad():
-            return compiled(pixels)
+            logits: Tensor = compiled(pixels)
+            return logits
 
     return run
 
 
-def open_torch_int8(checkpoint: Checkpoint, merged: Merged) -> Engine:
-    from .torch_int8 import in_int8
+def open_torch_int8(checkpoint: Checkpoint, merge_counts: MergeCounts) -> Engine:
+    """Open the engine `torch-int8`."""
+    from .torch_int8 import quantize_linear_layers
 
-    packed = in_int8(Packed(checkpoint, merged).eval())
+    model = quantize_linear_layers(ExportableModel(checkpoint, merge_counts).eval())
 
     def run(pixels: Tensor) -> Tensor:
         with torch.inference_mode():
-            return packed(pixels)
+            logits: Tensor = model(pixels)
+            return logits
 
     return run
 
 
-def make_fp32(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
-    from .onnx import make_onnx
+def build_onnx(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeCounts) -> bytes:
+    """Build an ONNX file in fp32."""
+    from .onnx import export_onnx
 
-    return make_onnx(Packed(checkpoint, merged)).SerializeToString()
-
-
-def make_int8(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
-    from .onnx import make_onnx
-    from .quantize import int8_dynamic, int8_ready
-
-    return int8_dynamic(make_onnx(int8_ready(checkpoint, calibration, merged)))
+    content: bytes = export_onnx(ExportableModel(checkpoint, merge_counts)).SerializeToString()
+    return content
 
 
-def make_merged(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
-    return make_int8(checkpoint, calibration, merged or merge_schedule(checkpoint.config, MERGED))
+def build_onnx_int8(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeCounts) -> bytes:
+    """Build an ONNX file with dynamic int8 quantization."""
+    from .onnx import export_onnx
+    from .quantize import prepare_for_int8, quantize_dynamic_int8
+
+    return quantize_dynamic_int8(export_onnx(prepare_for_int8(checkpoint, calibration, merge_counts)))
 
 
-def make_static(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
-    from .onnx import make_onnx
-    from .quantize import int8_ready, int8_static
-
-    return int8_static(make_onnx(int8_ready(checkpoint, calibration, merged)), calibration)
-
-
-def make_nncf(checkpoint: Checkpoint, calibration: Tensor, merged: Merged) -> bytes:
-    from .onnx import make_onnx
-    from .openvino import as_bytes, int8_openvino, make_openvino
-
-    graph = make_onnx(Packed(checkpoint, merged)).SerializeToString()
-    return as_bytes(int8_openvino(make_openvino(graph), calibration))
+def build_onnx_int8_tome(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeCounts) -> bytes:
+    """Build an ONNX file with dynamic int8 quantization and token merging (Bolya et al., 2023, "ToMe")."""
+    merge_counts = merge_counts or merge_schedule(checkpoint.config, DEFAULT_TOME_RATIO)
+    return build_onnx_int8(checkpoint, calibration, merge_counts)
 
 
-def start_onnx(file: bytes) -> Engine:
+def build_onnx_int8_static(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeCounts) -> bytes:
+    """Build an ONNX file with static int8 quantization."""
+    from .onnx import export_onnx
+    from .quantize import prepare_for_int8, quantize_static_int8
+
+    return quantize_static_int8(export_onnx(prepare_for_int8(checkpoint, calibration, merge_counts)), calibration)
+
+
+def build_openvino_int8(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeCounts) -> bytes:
+    """Build an OpenVINO model that NNCF quantized to int8."""
+    from .openvino import quantize_nncf, read_onnx, to_bytes
+
+    return to_bytes(quantize_nncf(read_onnx(build_onnx(checkpoint, calibration, merge_counts)), calibration))
+
+
+def load_onnx(file: bytes) -> Engine:
+    """Open an ONNX file in ONNX Runtime."""
     from .onnx import OnnxSession
 
     return OnnxSession(file)
 
 
-def start_openvino(file: bytes) -> Engine:
-    from .openvino import OpenVinoSession, make_openvino
+def load_openvino_from_onnx(file: bytes) -> Engine:
+    """Open an ONNX file in OpenVINO."""
+    from .openvino import OpenVinoSession, read_onnx
 
-    return OpenVinoSession(make_openvino(file))
+    return OpenVinoSession(read_onnx(file))
 
 
-def start_nncf(file: bytes) -> Engine:
+def load_openvino(file: bytes) -> Engine:
+    """Open what `to_bytes` of openvino.py made."""
     from .openvino import OpenVinoSession, from_bytes
 
     return OpenVinoSession(from_bytes(file))
 
 
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
-_VINO = ("onnx", "onnxscript", "openvino")
-ENGINES = {
-    kind.name: kind
-    for kind in (
-        Kind("torch", "PyTorch, fp32", open_torch),
-        Kind("torch-compiled", "torch.compile, fp32", open_compiled),
-        Kind("torch-int8", "PyTorch, int8 by token", open_torch_int8, exact=False),
-        Kind("onnx", "ONNX Runtime, fp32", None, make_fp32, start_onnx, _ONNX),
-        Kind("onnx-int8", "ONNX Runtime, int8, ranges of each batch", None, make_int8, start_onnx, _ONNX, False),
-        Kind("onnx-merged", "ONNX Runtime, int8, patches merged", None, make_merged, start_onnx, _ONNX, False),
-        Kind("onnx-static", "ONNX Runtime, int8, ranges measured before", None, make_static, start_onnx, _ONNX, False),
-        Kind("openvino", "OpenVINO, fp32", None, make_fp32, start_openvino, _VINO),
-        Kind("openvino-int8", "OpenVINO, int8 by NNCF", None, make_nncf, start_nncf, (*_VINO, "nncf"), False),
-    )
-}
+_OPENVINO = ("onnx", "onnxscript", "openvino")
+_SPECS = (
+    EngineSpec("torch", "PyTorch, fp32", open_torch),
+    EngineSpec("torch-compiled", "torch.compile, fp32", open_torch_compiled),
+    EngineSpec("torch-int8", "PyTorch, int8, quantized per token", open_torch_int8, exact=False),
+    EngineSpec("onnx", "ONNX Runtime, fp32", None, build_onnx, load_onnx, _ONNX),
+    EngineSpec("onnx-int8", "ONNX Runtime, dynamic int8", None, build_onnx_int8, load_onnx, _ONNX, False),
+    EngineSpec(
+        "onnx-int8-tome", "ONNX Runtime, dynamic int8, token merging", None, build_onnx_int8_tome, load_onnx, _ONNX,
+        False,
+    ),
+    EngineSpec("onnx-int8-static", "ONNX Runtime, static int8", None, build_onnx_int8_static, load_onnx, _ONNX, False),
+    EngineSpec("openvino", "OpenVINO, fp32", None, build_onnx, load_openvino_from_onnx, _OPENVINO),
+    EngineSpec(
+        "openvino-int8", "OpenVINO, static int8 by NNCF", None, build_openvino_int8, load_openvino,
+        (*_OPENVINO, "nncf"), False,
+    ),
+)  # fmt: skip
+ENGINES = {spec.name: spec for spec in _SPECS}

@@ -1,7 +1,7 @@
-"""What engines are started from, kept in the user's cache: making it takes a minute for a large model, reading it less
-than a second.
+"""Files that engines load, stored in the user's cache directory.
 
-A file's name is a digest of all that it depends on: weights, pictures, versions, and the code that makes it.
+Building such a file takes up to a minute for a large model; reading it takes less than a second. The name of a file is
+a digest of everything it depends on: weights, calibration images, library versions, and the code that builds it.
 """
 
 import contextlib
@@ -14,67 +14,69 @@ from pathlib import Path
 from torch import Tensor
 
 from ..checkpoints import Checkpoint
-from ..core.io import atomic_file, cache_folder, weights_digest, write_file
-from ..core.io import digest as digest_of
+from ..core.io import atomic_file, cache_dir, digest, weights_digest, write_file
 from ..errors import DataError
-from .capabilities import versions
+from .capabilities import installed_versions
 
-MOST_KEPT = 2**32  # bytes of all files; those that were not used for longest go first
+MAX_CACHE_BYTES = 2**32  # of all files together; the least recently used ones are deleted first
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf")
 CODE = ("core", "engines", "models", "config", "checkpoints/checkpoint.py", "data/preprocess.py")
+DIGEST_BYTES = 32  # a file starts with the SHA-256 of the rest
 
 
-def digest(purpose: str, checkpoint: Checkpoint, calibration: Tensor, merged: Sequence[int]) -> str:
-    """Not of the labels: no engine knows them."""
+def cache_key(builder: str, checkpoint: Checkpoint, calibration: Tensor, merge_counts: Sequence[int]) -> str:
+    """Return the file name for what `builder` builds. Labels are left out: no engine uses them."""
     model = (checkpoint.config.to_json(), checkpoint.preprocess, checkpoint.temperature, checkpoint.multi_label)
     tensors = (weights_digest(checkpoint.tensors), weights_digest({"calibration": calibration}))
-    return digest_of(purpose, *model, list(merged), made_by(), *tensors)[:32]
+    return digest(builder, *model, list(merge_counts), toolchain_version(), *tensors)[:32]
 
 
 @cache
-def made_by() -> str:
-    """Versions of the libraries, and the code of patchword that has a part in it."""
+def toolchain_version() -> str:
+    """Return a digest of the code involved, followed by the versions of the libraries."""
     code, package = hashlib.sha256(), Path(__file__).parents[1]
-    for place in (package / name for name in CODE):
-        for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+    for source in (package / name for name in CODE):
+        for path in sorted(source.glob("*.py")) if source.is_dir() else [source]:
             code.update(path.read_bytes())
-    return " ".join([code.hexdigest(), *versions(LIBRARIES)])
+    return " ".join([code.hexdigest(), *installed_versions(LIBRARIES)])
 
 
-def read_file(name: str) -> bytes | None:
-    """None if there is none, or one that is not what was written."""
+def load_file(name: str) -> bytes | None:
+    """Read a file; None if it does not exist or is damaged."""
     with contextlib.suppress(OSError, DataError):
-        path = folder() / name
+        path = engine_files_dir() / name
         content = path.read_bytes()
-        if hashlib.sha256(memoryview(content)[32:]).digest() == content[:32]:
-            with contextlib.suppress(OSError):  # a folder that can only be read
+        if hashlib.sha256(memoryview(content)[DIGEST_BYTES:]).digest() == content[:DIGEST_BYTES]:
+            with contextlib.suppress(OSError):  # a read-only cache
                 os.utime(path)
-            return content[32:]
+            return content[DIGEST_BYTES:]
     return None
 
 
-def keep_file(name: str, content: bytes) -> None:
-    """A disk that does not take it costs time, not the answer."""
+def store_file(name: str, content: bytes) -> None:
+    """Write a file. A cache that cannot be written is ignored: the file is built again next time."""
     with contextlib.suppress(OSError, DataError):
-        folder().mkdir(parents=True, exist_ok=True)
-        with atomic_file(folder() / name) as made:
-            write_file(made, [hashlib.sha256(content).digest(), content])
-        make_room()
+        engine_files_dir().mkdir(parents=True, exist_ok=True)
+        with atomic_file(engine_files_dir() / name) as temporary:
+            write_file(temporary, [hashlib.sha256(content).digest(), content])
+        evict_least_recently_used()
 
 
-def make_room() -> None:
+def evict_least_recently_used() -> None:
+    """Delete files until at most `MAX_CACHE_BYTES` are left; the newest file always stays."""
     files = []
-    for path in folder().iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
+    for path in engine_files_dir().iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process deleted it
             files.append((path.stat(), path))
-    files.sort(key=lambda each: each[0].st_mtime_ns)
-    total = sum(state.st_size for state, _ in files)
-    for state, path in files[:-1]:
-        if total <= MOST_KEPT:
+    files.sort(key=lambda file: file[0].st_mtime_ns)
+    total = sum(stat.st_size for stat, _ in files)
+    for stat, path in files[:-1]:
+        if total <= MAX_CACHE_BYTES:
             return
         path.unlink(missing_ok=True)
-        total -= state.st_size
+        total -= stat.st_size
 
 
-def folder() -> Path:
-    return cache_folder() / "engines" / "files"
+def engine_files_dir() -> Path:
+    """Return the directory that holds the files."""
+    return cache_dir() / "engines" / "files"

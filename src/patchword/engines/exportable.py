@@ -1,4 +1,4 @@
-"""A model with all that belongs to it as one module, which can be exported: pixels in, logits or probabilities out."""
+"""A model with normalization, temperature and, on request, resizing as one module that can be exported."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,90 +13,97 @@ from ..models import optimize_for_cpu
 from ..models.token_merging import reduce_tokens
 
 
-class Packed(nn.Module):
-    """uint8 (B, H, W, C), as `Preprocess.pixels` gives them, to logits (B, K) divided by the temperature.
+class ExportableModel(nn.Module):
+    """Maps uint8 (B, H, W, C), as `Preprocess.resize_and_crop` returns them, to logits (B, K) over the temperature.
 
     Args:
-        merged: patches to merge in each block
-        whole: takes pictures of any size, resizes and crops them, and gives probabilities: nothing is left to do
+        checkpoint: The model.
+        merge_counts: Patches to merge in each block.
+        include_preprocessing: Accept images of any size, resize and crop them, and return probabilities.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, checkpoint: Checkpoint, merged: Sequence[int] = (), *, whole: bool = False) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, merge_counts: Sequence[int] = (), *, include_preprocessing: bool = False
+    ) -> None:
         super().__init__()
         if checkpoint.preprocess is None:
-            raise ConfigError(f"The model takes {checkpoint.config.in_channels} channels, which pictures do not have.")
+            raise ConfigError(f"The model takes {checkpoint.config.in_channels} channels, but images have 1 or 3.")
         self.preprocess, self.temperature = checkpoint.preprocess, checkpoint.temperature
-        self.multi_label, self.whole = checkpoint.multi_label, whole
-        self.model = reduce_tokens(optimize_for_cpu(checkpoint.model().requires_grad_(False)), merged)
+        self.multi_label, self.include_preprocessing = checkpoint.multi_label, include_preprocessing
+        self.model = reduce_tokens(optimize_for_cpu(checkpoint.build_model().requires_grad_(False)), merge_counts)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.preprocess.mean, self.preprocess.std))
         self.register_buffer("mean", 255 * mean, persistent=False)
         self.register_buffer("std", 255 * std, persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        planes = pixels.permute(0, 3, 1, 2).float()
-        if self.whole:
-            planes = resampled(planes, self.preprocess)
-        logits = self.model((planes - self.mean) / self.std)
+        images = pixels.permute(0, 3, 1, 2).float()
+        if self.include_preprocessing:
+            images = resize_and_crop(images, self.preprocess)
+        logits: Tensor = self.model((images - self.mean) / self.std)
         if self.temperature != 1:
             logits = logits / self.temperature
-        if not self.whole:
+        if not self.include_preprocessing:
             return logits
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=-1)
 
 
-def example_of(packed: Packed) -> tuple[Tensor, dict[int, Any]]:
-    """Pixels to trace the module with, and which of their dimensions may change."""
-    height, width = packed.preprocess.size
-    shapes: dict[int, Any] = {0: torch.export.Dim("batch")}
-    if packed.whole:
-        height, width = height + 5, width + 9  # nothing that the graph could take for a constant
-        shapes |= {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
-    return torch.zeros(2, height, width, packed.preprocess.channels, dtype=torch.uint8), shapes
+def example_inputs(model: ExportableModel) -> tuple[Tensor, dict[int, Any]]:
+    """Return pixels to trace the module with, and its dynamic dimensions."""
+    height, width = model.preprocess.size
+    dynamic_shapes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if model.include_preprocessing:
+        height, width = height + 5, width + 9  # sizes that the tracer cannot mistake for constants
+        dynamic_shapes |= {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
+    return torch.zeros(2, height, width, model.preprocess.channels, dtype=torch.uint8), dynamic_shapes
 
 
-def resampled(planes: Tensor, preprocess: Preprocess) -> Tensor:
-    """(B, C, H, W), of any size, to (B, C, h, w): `Preprocess.pixels` in tensors, which an exported graph can hold.
+def resize_and_crop(images: Tensor, preprocess: Preprocess) -> Tensor:
+    """Resize and crop (B, C, H, W) of any size to (B, C, h, w), like `Preprocess.resize_and_crop` but in tensors.
 
-    Each side is resized by a matrix of the filter's weights, widths first; between the two passes and behind them
-    values are rounded and clipped, as Pillow does with its bytes.
+    Each axis is resized by a matrix of filter weights, width first. After each pass values are rounded and clipped, as
+    Pillow does with uint8 pixels.
     """
-    height, width = (torch.full((), n, dtype=torch.int64) for n in planes.shape[-2:])
-    rows, columns = (torch.full((), n, dtype=torch.int64) for n in preprocess.resized_to)
+    height, width = (torch.full((), n, dtype=torch.int64) for n in images.shape[-2:])
+    target_height, target_width = (torch.full((), n, dtype=torch.int64) for n in preprocess.resize_size)
     if preprocess.resize == "cover":
-        wide = rows * width >= columns * height
-        across = torch.where(wide, torch.div(rows * width, height, rounding_mode="floor"), columns)
-        down = torch.where(wide, rows, torch.div(columns * height, width, rounding_mode="floor"))
+        is_wide = target_height * width >= target_width * height
+        scaled_width = torch.div(target_height * width, height, rounding_mode="floor")
+        scaled_height = torch.div(target_width * height, width, rounding_mode="floor")
+        resized_width = torch.where(is_wide, scaled_width, target_width)
+        resized_height = torch.where(is_wide, target_height, scaled_height)
     else:
-        across, down = columns, rows
-    side = filter_weights(planes.shape[-1], across, preprocess.size[1], preprocess.interpolation)
-    planes = rounded(planes @ side.transpose(0, 1))
-    return rounded(filter_weights(planes.shape[-2], down, preprocess.size[0], preprocess.interpolation) @ planes)
+        resized_width, resized_height = target_width, target_height
+    interpolation = preprocess.interpolation
+    matrix = resize_matrix(images.shape[-1], resized_width, preprocess.size[1], interpolation)
+    images = round_to_uint8(images @ matrix.transpose(0, 1))
+    return round_to_uint8(resize_matrix(images.shape[-2], resized_height, preprocess.size[0], interpolation) @ images)
 
 
-def rounded(values: Tensor) -> Tensor:
+def round_to_uint8(values: Tensor) -> Tensor:
+    """Round half up and clip to 0..255, in float."""
     return (values + 0.5).floor().clamp(0, 255)
 
 
-def filter_weights(length: int, resized: Tensor, size: int, interpolation: str) -> Tensor:
-    """(size, length): what each pixel of the crop takes from each pixel of a side.
+def resize_matrix(length: int, resized: Tensor, size: int, interpolation: str) -> Tensor:
+    """Return (size, length): the weight of each input pixel in each pixel of the crop, along one axis.
 
-    The side is thought resized from `length` to `resized`, of which the middle `size` are kept.
+    The axis is resized from `length` to `resized`; the center crop keeps `size` of it.
     """
     scale = torch.full((), length, dtype=torch.float32) / resized
     start = ((resized - size) / 2.0).round()
-    centres = (start + torch.arange(size) + 0.5)[:, None] * scale
-    places = torch.arange(length, dtype=torch.float32)[None]
+    centers = (start + torch.arange(size) + 0.5)[:, None] * scale
+    positions = torch.arange(length, dtype=torch.float32)[None]
     if interpolation == "nearest":
-        return ((centres + 1e-4).floor() == places).float()  # so that rounding does not decide ties
-    weights = kernel((places + 0.5 - centres) / scale.clamp(min=1.0), interpolation)
+        return ((centers + 1e-4).floor() == positions).float()  # the offset makes ties independent of rounding
+    weights = resize_kernel((positions + 0.5 - centers) / scale.clamp(min=1.0), interpolation)
     return weights / weights.sum(dim=1, keepdim=True)
 
 
-def kernel(distance: Tensor, interpolation: str) -> Tensor:
-    """Pillow's filters, by the distance from their centre."""
+def resize_kernel(distance: Tensor, interpolation: str) -> Tensor:
+    """Evaluate Pillow's bilinear, bicubic or Lanczos filter at a distance from its center."""
     x = distance.abs()
     if interpolation == "bilinear":
         return (1 - x).clamp(min=0)

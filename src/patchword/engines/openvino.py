@@ -1,4 +1,4 @@
-"""OpenVINO: a model compiled for this machine's processor, in fp32 or, by NNCF, in int8."""
+"""OpenVINO: models compiled for this CPU, in fp32 or quantized to int8 by NNCF."""
 
 import os
 import tempfile
@@ -9,74 +9,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.runtime import cores
-from .onnx import INPUT, quiet
+from ..core.runtime import available_cores
+from .onnx import INPUT, suppress_output
 
 
-def make_openvino(model: bytes) -> Any:
-    """From an ONNX file."""
+def read_onnx(model: bytes) -> Any:
+    """Read an ONNX file as an OpenVINO model."""
     import openvino
 
-    # Not openvino.convert_model, which tells its makers of every call.
-    return openvino.Core().read_model(model)
+    return openvino.Core().read_model(model)  # not openvino.convert_model, which sends telemetry
 
 
-def as_bytes(model: Any) -> bytes:
-    """OpenVINO's two files in one: the length of the first, the first, the second."""
+def to_bytes(model: Any) -> bytes:
+    """Serialize a model: the length of the .xml file in 8 bytes, the .xml file, the .bin file."""
     import openvino
 
     with tempfile.TemporaryDirectory() as folder:
         openvino.save_model(model, f"{folder}/model.xml", compress_to_fp16=False)
-        graph, weights = (Path(f"{folder}/model{ending}").read_bytes() for ending in (".xml", ".bin"))
+        graph, weights = (Path(f"{folder}/model{suffix}").read_bytes() for suffix in (".xml", ".bin"))
     return len(graph).to_bytes(8, "big") + graph + weights
 
 
-def from_bytes(file: bytes) -> Any:
+def from_bytes(content: bytes) -> Any:
+    """Read what `to_bytes` returned."""
     import openvino
 
-    end = 8 + int.from_bytes(file[:8], "big")
-    return openvino.Core().read_model(file[8:end], file[end:])
+    end = 8 + int.from_bytes(content[:8], "big")
+    return openvino.Core().read_model(content[8:end], content[end:])
 
 
-def int8_openvino(model: Any, pixels: Tensor) -> Any:
-    """Quantised with ranges measured on pictures."""
-    os.environ.setdefault("NNCF_CI", "1")  # else it tells its makers of every call
+def quantize_nncf(model: Any, pixels: Tensor) -> Any:
+    """Quantize to int8, with activation ranges measured on images."""
+    os.environ.setdefault("NNCF_CI", "1")  # turns telemetry off
     import nncf
 
-    with quiet():
-        batches = nncf.Dataset([{INPUT: batch.numpy()} for batch in pixels.split(1)])
-        size = len(pixels)
-        return nncf.quantize(model, batches, model_type=nncf.ModelType.TRANSFORMER, subset_size=size)
+    with suppress_output():
+        dataset = nncf.Dataset([{INPUT: batch.numpy()} for batch in torch.split(pixels, 1)])
+        return nncf.quantize(model, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pixels))
 
 
 class OpenVinoSession:
-    """uint8 (B, H, W, C) to the graph's output, on as many cores as the calling thread may use."""
+    """Runs a model on uint8 (B, H, W, C), with as many threads as torch uses in the calling thread."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.lock, self.own = model, threading.Lock(), threading.local()
+        self.model, self.lock, self.thread_local = model, threading.Lock(), threading.local()
         self.compiled: dict[int, Any] = {}
-        self.request(torch.get_num_threads())
+        self.get_request(torch.get_num_threads())
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        result = self.request(torch.get_num_threads()).infer({0: pixels.numpy()}, share_inputs=True)
+        result = self.get_request(torch.get_num_threads()).infer({0: pixels.numpy()}, share_inputs=True)
         return torch.from_numpy(result[0].copy())
 
-    def request(self, threads: int) -> Any:
-        """Requests hold their tensors, so each thread has its own."""
+    def get_request(self, num_threads: int) -> Any:
+        """Return this thread's inference request: a request owns its tensors, so threads cannot share one."""
         with self.lock:
-            if threads not in self.compiled:
-                self.compiled[threads] = compile_for(self.model, threads)
-        requests = self.own.__dict__.setdefault("requests", {})
-        if threads not in requests:
-            requests[threads] = self.compiled[threads].create_infer_request()
-        return requests[threads]
+            if num_threads not in self.compiled:
+                self.compiled[num_threads] = compile_model(self.model, num_threads)
+        requests = self.thread_local.__dict__.setdefault("requests", {})
+        if num_threads not in requests:
+            requests[num_threads] = self.compiled[num_threads].create_infer_request()
+        return requests[num_threads]
 
 
-def compile_for(model: Any, threads: int) -> Any:
+def compile_model(model: Any, num_threads: int) -> Any:
+    """Compile a model for callers that use `num_threads` each."""
     import openvino
 
-    # Requests of one stream wait for each other, so callers that each keep to one core need as many streams.
-    streams = cores() if threads == 1 else 1
-    settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads * streams, "NUM_STREAMS": streams}
-    settings["INFERENCE_PRECISION_HINT"] = "f32"  # the default is bf16 where it is announced, and may die of it
+    # Requests of one stream wait for each other, so single-threaded callers need one stream per core.
+    num_streams = available_cores() if num_threads == 1 else 1
+    settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": num_threads * num_streams, "NUM_STREAMS": num_streams}
+    settings["INFERENCE_PRECISION_HINT"] = "f32"  # the default is bf16 on CPUs that advertise it, and some then crash
     return openvino.Core().compile_model(model, "CPU", settings)

@@ -1,16 +1,17 @@
-"""Eight bits for weights and activations of the large matrix products, at as little loss as can be had.
+"""int8 quantization of the matmuls with little loss of accuracy.
 
-Weights are rounded for each output channel. Activations are rounded for each product: by the range that the batch at
-hand has (dynamic), or by one measured beforehand (static). What loses accuracy is a range that outliers stretch, so:
+Weights are quantized per output channel. Activations are quantized per tensor: with the range of the current batch
+(dynamic) or with one measured beforehand (static). Outliers stretch that range and cost accuracy. Two remedies:
 
-* channels that stick out behind a norm are scaled down there and up in the weights (Xiao et al., 2023, "SmoothQuant");
-* rows that stick out are scaled down before the product and up behind it, in the few layers where a trial on pictures
-  shows that rounding hurts. In ViT-Ti/16 that is one MLP in the middle, which alone costs 3 points of accuracy.
+* Outlier channels after a LayerNorm are scaled down there and up in the weights (Xiao et al., 2023, "SmoothQuant").
+* Outlier rows are scaled down before the matmul and up after it, in the few layers where a measurement shows that
+  rounding hurts. In ViT-Ti/16 that is one MLP in the middle, which alone costs 3 points of accuracy.
 """
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,54 +23,64 @@ from ..checkpoints import Checkpoint
 from ..config import ViTConfig
 from ..errors import ConfigError
 from ..models import ViT
-from .exportable import Packed
-from .onnx import INPUT, quiet
+from .exportable import ExportableModel
+from .onnx import INPUT, suppress_output
 
 if TYPE_CHECKING:
     import onnx
 
-ROUNDING = 0.05  # relative error of a result above which a layer's rows are scaled: most have 0.01 to 0.03
-STRENGTH = 0.5  # how much of an outlier's size goes into the weights: SmoothQuant's alpha
+MAX_ROUNDING_ERROR = 0.05  # relative error of a layer's output above which its rows are scaled; most have 0.01 to 0.03
+SMOOTHING_ALPHA = 0.5  # SmoothQuant's alpha: how much of an outlier moves into the weights
+BATCH_SIZE = 16
+
+Hook = Callable[[nn.Linear, tuple[Tensor, ...], Tensor], None]
 
 
-def int8_ready(checkpoint: Checkpoint, pixels: Tensor, merged: Sequence[int] = (), *, whole: bool = False) -> Packed:
-    """The model, the same in float32, so that rounding does little harm.
+def prepare_for_int8(
+    checkpoint: Checkpoint, pixels: Tensor, merge_counts: Sequence[int] = (), *, include_preprocessing: bool = False
+) -> ExportableModel:
+    """Return a model that computes the same in float32, but loses less when it is quantized.
 
     Args:
-        pixels: uint8 (N, H, W, C), pictures that show what is large
+        checkpoint: The model.
+        pixels: Calibration images, uint8 (N, H, W, C).
+        merge_counts: Patches to merge in each block.
+        include_preprocessing: As in `ExportableModel`.
     """
     if not isinstance(checkpoint.config, ViTConfig):
-        raise ConfigError("The model has no large matrix products, which is what int8 is for here.")
-    packed = Packed(smoothed(checkpoint, pixels), merged, whole=whole).eval()
-    scale_rows(packed.model, packed.preprocess.normalise(pixels))
-    return packed
+        raise ConfigError("int8 needs a Vision Transformer: this model has no linear layers in transformer blocks.")
+    smooth = smooth_quant(checkpoint, pixels)
+    model = ExportableModel(smooth, merge_counts, include_preprocessing=include_preprocessing).eval()
+    scale_outlier_rows(model.model, model.preprocess.normalize(pixels))
+    return model
 
 
-def smoothed(checkpoint: Checkpoint, pixels: Tensor) -> Checkpoint:
-    """The same function with outliers of normed activations divided out of norms and multiplied into weights."""
-    model = checkpoint.model()
+def smooth_quant(checkpoint: Checkpoint, pixels: Tensor) -> Checkpoint:
+    """Move outlier channels from the LayerNorms into the weights that follow (SmoothQuant); outputs stay the same."""
+    model = checkpoint.build_model()
     if not isinstance(model, ViT) or model.config.post_norm or checkpoint.preprocess is None:
         return checkpoint
-    pairs = {}
-    for number in range(model.config.depth):
-        pairs[f"blocks.{number}.norm1"] = f"blocks.{number}.attention.qkv"
-        pairs[f"blocks.{number}.norm2"] = f"blocks.{number}.mlp.fc1"
-    largest = largest_inputs(model, list(pairs.values()), checkpoint.preprocess.normalise(pixels))
+    linear_after = {}
+    for layer in range(model.config.depth):
+        linear_after[f"blocks.{layer}.norm1"] = f"blocks.{layer}.attention.qkv"
+        linear_after[f"blocks.{layer}.norm2"] = f"blocks.{layer}.mlp.fc1"
+    largest = max_abs_inputs(model, list(linear_after.values()), checkpoint.preprocess.normalize(pixels))
     tensors = {name: tensor.float() for name, tensor in checkpoint.tensors.items()}
-    for norm, linear in pairs.items():
+    for norm, linear in linear_after.items():
         weight = tensors[f"{linear}.weight"]
-        scale = largest[linear].clamp(min=1e-5) ** STRENGTH / weight.abs().amax(dim=0).clamp(min=1e-5) ** (1 - STRENGTH)
+        weight_scale = weight.abs().amax(dim=0).clamp(min=1e-5) ** (1 - SMOOTHING_ALPHA)
+        scale = largest[linear].clamp(min=1e-5) ** SMOOTHING_ALPHA / weight_scale
         tensors[f"{linear}.weight"] = weight * scale
         tensors[f"{norm}.weight"] = tensors[f"{norm}.weight"] / scale
         tensors[f"{norm}.bias"] = tensors[f"{norm}.bias"] / scale
     return dataclasses.replace(checkpoint, tensors=tensors)
 
 
-class RowScaled(nn.Module):
-    """A linear layer whose input rows are divided by their largest value before the product, and its result multiplied.
+class RowScaledLinear(nn.Module):
+    """A linear layer that divides each input row by its largest value before the matmul and multiplies it back after.
 
-    All rows of a product share one range of eight bits. Where a few tokens are a hundred times as large as the rest,
-    as in some middle block of most ViTs, the rest would all be rounded to nothing.
+    All rows of a matmul share one int8 range. In some middle block of most ViTs a few tokens are a hundred times larger
+    than the rest; without scaling, the rest would be rounded to zero.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -82,73 +93,73 @@ class RowScaled(nn.Module):
         return result if self.bias is None else result + self.bias
 
 
-def scale_rows(model: nn.Module, images: Tensor) -> list[str]:
-    """Replaces the linear layers that rounding their input would hurt, in place; their names."""
-    errors = rounding_errors(model, images)
-    chosen = [name for name, error in errors.items() if error > ROUNDING]
-    for name in chosen:
-        model.set_submodule(name, RowScaled(model.get_submodule(name)))  # type: ignore[arg-type]
-    return chosen
+def scale_outlier_rows(model: nn.Module, images: Tensor) -> list[str]:
+    """Replace the linear layers that lose most by quantized inputs, in place, and return their names."""
+    errors = quantization_errors(model, images)
+    names = [name for name, error in errors.items() if error > MAX_ROUNDING_ERROR]
+    for name in names:
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        model.set_submodule(name, RowScaledLinear(linear))
+    return names
 
 
-def rounding_errors(model: nn.Module, images: Tensor) -> dict[str, float]:
-    """For each linear layer, how far a token's result is off if its input is rounded to 8 bits of the input's range."""
-    found: dict[str, list[Tensor]] = {}
+def quantization_errors(model: nn.Module, images: Tensor) -> dict[str, float]:
+    """Return, for each linear layer, the median relative error of a token's output if its input is int8."""
+    errors: dict[str, list[Tensor]] = {}
 
-    def keep(name: str) -> Callable[..., None]:
+    def record_error(name: str) -> Hook:
         def hook(module: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             (x,) = inputs
-            if x.ndim < 3:  # one row for each picture: such products stay in float
+            if x.ndim < 3:  # one row per image: such matmuls stay in float
                 return
             step = (x.amax().clamp(min=0) - x.amin().clamp(max=0)) / 255
-            off = nn.functional.linear((x / step).round() * step - x, module.weight)
-            found.setdefault(name, []).append((off.norm(dim=-1) / output.norm(dim=-1).clamp(min=1e-9)).flatten())
+            error = nn.functional.linear((x / step).round() * step - x, module.weight)
+            relative = error.norm(dim=-1) / output.norm(dim=-1).clamp(min=1e-9)
+            errors.setdefault(name, []).append(relative.flatten())
 
         return hook
 
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    hooks = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            for batch in images.split(16):
-                model(batch)
-    finally:
-        for each in hooks:
-            each.remove()
-    return {name: float(torch.cat(errors).median()) for name, errors in found.items()}
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    run_with_hooks(model, names, images, record_error)
+    return {name: float(torch.cat(values).median()) for name, values in errors.items()}
 
 
-def largest_inputs(model: nn.Module, names: list[str], images: Tensor) -> dict[str, Tensor]:
-    """For each of these layers, the largest absolute value that each of its input channels takes."""
-    found: dict[str, Tensor] = {}
+def max_abs_inputs(model: nn.Module, names: list[str], images: Tensor) -> dict[str, Tensor]:
+    """Return, for each of these layers, the largest absolute value of each input channel."""
+    largest: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            now = inputs[0].flatten(0, -2).abs().amax(dim=0)
-            found[name] = torch.maximum(found[name], now) if name in found else now
+    def record_maximum(name: str) -> Hook:
+        def hook(module: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            values = inputs[0].flatten(0, -2).abs().amax(dim=0)
+            largest[name] = torch.maximum(largest[name], values) if name in largest else values
 
         return hook
 
-    hooks = [model.get_submodule(name).register_forward_hook(keep(name)) for name in names]
-    try:
-        with torch.no_grad():  # inference mode would leave tensors that cannot be saved
-            for batch in images.split(16):
+    run_with_hooks(model, names, images, record_maximum)
+    return largest
+
+
+def run_with_hooks(model: nn.Module, names: list[str], images: Tensor, make_hook: Callable[[str], Hook]) -> None:
+    """Run the model over images with a forward hook on each of these layers."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            handle = model.get_submodule(name).register_forward_hook(make_hook(name))
+            stack.callback(handle.remove)
+        with torch.no_grad():  # tensors from inference mode could not be saved
+            for batch in torch.split(images, BATCH_SIZE):
                 model(batch)
-    finally:
-        for each in hooks:
-            each.remove()
-    return found
 
 
-def int8_dynamic(model: "onnx.ModelProto") -> bytes:
-    """Products with weights in int8; ranges of activations are taken from each batch.
+def quantize_dynamic_int8(model: "onnx.ModelProto") -> bytes:
+    """Quantize the matmuls with weights to int8; activation ranges are those of each batch.
 
-    Weights get seven bits, since on processors without int8 dot products sums of two products overflow 16 bits: with
-    eight, ViT-Ti/16 loses ten points there, and nothing tells.
+    Weights get 7 bits (`reduce_range`): on CPUs without int8 dot products (VNNI), sums of two products overflow 16
+    bits. With 8 bits ViT-Ti/16 silently loses ten points of accuracy there.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder, suppress_output():
         out = Path(folder) / "int8.onnx"
         quantize_dynamic(
             model, out, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8,
@@ -157,14 +168,14 @@ def int8_dynamic(model: "onnx.ModelProto") -> bytes:
         return out.read_bytes()
 
 
-def int8_static(model: "onnx.ModelProto", pixels: Tensor) -> bytes:
-    """The same with ranges of activations measured on pictures."""
+def quantize_static_int8(model: "onnx.ModelProto", pixels: Tensor) -> bytes:
+    """Quantize the matmuls with weights to int8, with activation ranges measured on images."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder, suppress_output():
         out = Path(folder) / "int8.onnx"
         quantize_static(
-            model, out, Pictures(pixels), quant_format=QuantFormat.QDQ, op_types_to_quantize=["MatMul"],
+            model, out, CalibrationReader(pixels), quant_format=QuantFormat.QDQ, op_types_to_quantize=["MatMul"],
             per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": ["MatMul"]},
@@ -172,12 +183,13 @@ def int8_static(model: "onnx.ModelProto", pixels: Tensor) -> bytes:
         return out.read_bytes()
 
 
-class Pictures:
-    """What ONNX Runtime's calibration asks for: one batch after the other, then None."""
+class CalibrationReader:
+    """The interface of ONNX Runtime's CalibrationDataReader: one batch per call, then None."""
 
     def __init__(self, pixels: Tensor) -> None:
-        self.batches: Iterator[Any] = iter(pixels.split(8))
+        self.batches = iter(torch.split(pixels, 8))
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
+    def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
+        """Return the inputs of the next batch."""
         batch = next(self.batches, None)
         return None if batch is None else {INPUT: batch.numpy()}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..core.io import atomic_file, cache_folder, digest, weights_digest, writing
-from ..core.text import tell
+from ..core.io import atomic_file, cache_dir, digest, weights_digest, wrap_cache_errors
+from ..core.text import print_stderr
 from ..data.sources import ArraySource, FileSource, Source, fingerprint
 from ..errors import ConfigError, DataError, ImageError
 from ..inference.classifier import Encoder
@@ -32,7 +32,7 @@ def features(
         return found
     pictures = (partial(source.read, index) for index in range(len(source)))
     rows: list[Tensor] = []
-    for result in encoder.each(pictures, lambda pixels: look(encoder.preprocess.normalise(pixels))):
+    for result in encoder.each(pictures, lambda pixels: look(encoder.preprocess.normalize(pixels))):
         if isinstance(result, ImageError):
             raise DataError(f"A probe needs every picture, but one cannot be read (doctor lists all). {result}")
         rows.append(result.clone())
@@ -42,7 +42,7 @@ def features(
         try:
             keep(place, whole)
         except DataError as error:  # it costs time when they are wanted again, not the answer
-            tell(f"note: the features are not kept. {error}")
+            print_stderr(f"note: the features are not kept. {error}")
     return whole
 
 
@@ -68,7 +68,7 @@ def kept_at(encoder: Encoder, source: Source, layer: int | None) -> Path | None:
     if stamp is None:
         return None
     model = (encoder.checkpoint.config, encoder.preprocess, weights_digest(encoder.model.state_dict()))
-    return cache_folder() / "features" / f"{digest(__version__, layer, *model, stamp)[:32]}.npy"
+    return cache_dir() / "features" / f"{digest(__version__, layer, *model, stamp)[:32]}.npy"
 
 
 def stamped(source: Source) -> str | None:
@@ -99,7 +99,7 @@ def read_kept(place: Path, count: int) -> Tensor | None:
 
 
 def keep(place: Path, rows: Tensor) -> None:
-    with writing(place):
+    with wrap_cache_errors(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(place) as made, made.open("wb") as file:
             np.save(file, rows.numpy())

@@ -20,7 +20,7 @@ def bench_exhibit(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> Pa
     """The figure with its table and arrays."""
     good = [row for row in rows if row.timings]
     caption = f"Highest throughput at {'; at '.join(fastest(good, place) for place in (0, -1))}."
-    arrays = {"speed": np.array([[t.per_second for t in row.timings] for row in good])}
+    arrays = {"speed": np.array([[t.images_per_second for t in row.timings] for row in good])}
     arrays |= {"engine": np.array([row.name for row in good])}
     draw, table = partial(bench_figure, good, accuracy), bench_table(rows, accuracy)
     return Panel(NAME, "Engine speed", caption, "", draw, arrays, table)
@@ -28,11 +28,11 @@ def bench_exhibit(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> Pa
 
 def fastest(rows: Sequence[EngineBench], place: int) -> str:
     """The fastest engine at one of the batch sizes, and what its speed costs."""
-    row = max(rows, key=lambda each: each.timings[place].per_second)
+    row = max(rows, key=lambda each: each.timings[place].images_per_second)
     timing, found = row.timings[place], row.parity
     assert found is not None
-    speed = f"batch size {timing.batch}: {row.name}, {timing.per_second:.1f} images per second"
-    return f"{speed} (same class as PyTorch for {found.same:.0%} of {found.pictures} images)"
+    speed = f"batch size {timing.batch_size}: {row.name}, {timing.images_per_second:.1f} images per second"
+    return f"{speed} (same class as PyTorch for {found.top1_agreement:.0%} of {found.num_images} images)"
 
 
 def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tuple[tuple[str, ...], ...]:
@@ -42,11 +42,11 @@ def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tupl
     for row in rows:
         for timing in row.timings:
             assert row.parity is not None
-            times = (f"{timing.median:.1f}", f"{timing.p95:.1f}", f"{timing.p99:.1f}", f"{timing.per_second:.1f}")
-            agreement = (f"{row.parity.same:.1%}", f"{row.parity.divergence:.1g}")
-            mebibytes = (f"{row.size:.0f}", f"{row.mebibytes:.0f}")
+            times = (f"{timing.median_ms:.1f}", f"{timing.p95_ms:.1f}", f"{timing.p99_ms:.1f}", f"{timing.images_per_second:.1f}")
+            agreement = (f"{row.parity.top1_agreement:.1%}", f"{row.parity.kl_divergence:.1g}")
+            mebibytes = (f"{row.file_mib:.0f}", f"{row.memory_mib:.0f}")
             measured = (f"{accuracy[row.name]:.2%}",) if accuracy else ()
-            lines.append((row.name, str(timing.batch), *times, *agreement, *mebibytes, *measured))
+            lines.append((row.name, str(timing.batch_size), *times, *agreement, *mebibytes, *measured))
         if row.error:
             lines.append((row.name, "", row.error, *("" for _ in lines[0][3:])))
     return tuple(lines)
@@ -54,18 +54,18 @@ def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tupl
 
 def bench_figure(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> "Figure":
     """A point for each engine and batch size."""
-    from ..plots.theme import new_figure, plotted, theme
+    from ..plots.current_theme import new_figure, plotted, current_theme
 
     figure = new_figure(7.6, 4.6)
     y = "accuracy" if accuracy else "images with the same class as PyTorch fp32"
     axes = plotted(
         figure.subplots(), "Speed and accuracy" if accuracy else "Speed and agreement", "images per second", y
     )
-    colors = theme().series
+    colors = current_theme().series
     for number, row in enumerate(rows):
         assert row.parity is not None
-        height = accuracy.get(row.name, row.parity.same)
-        speeds = [timing.per_second for timing in row.timings]
+        height = accuracy.get(row.name, row.parity.top1_agreement)
+        speeds = [timing.images_per_second for timing in row.timings]
         color, marker = colors[number % len(colors)], MARKERS[number // len(colors) % len(MARKERS)]
         axes.plot(speeds, [height] * len(speeds), marker, color=color, label=row.name, markersize=6, linewidth=1.2)
     axes.set_xlim(0, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.text import count
+from ..core.text import format_count
 from .formatting import percent
 from .report_data import Row, TrainingReport, finite
 
@@ -220,7 +220,7 @@ def hover(lines: list[Line], axes: Axes, show: Format) -> list[dict[str, object]
     found: list[dict[str, object]] = []
     for each in lines:
         points = [
-            [round(axes.across(x), 1), f"{show(y)}  epoch {x:.3g}, step {count(round(step))}"]
+            [round(axes.across(x), 1), f"{show(y)}  epoch {x:.3g}, step {format_count(round(step))}"]
             for x, y, step in zip(each.xs.tolist(), each.ys.tolist(), each.steps.tolist(), strict=True)
         ]
         found.append({"name": each.name, "points": points})

@@ -49,10 +49,10 @@ def render(panel: Panel, theme: "Theme") -> tuple[str, int]:
     """The figure as a data URI, and its width in pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from ..plots.theme import drawn_in
+    from ..plots.theme import use_theme
 
     figure = panel.figure(theme)
-    with drawn_in(theme):
+    with use_theme(theme):
         figure.set_dpi(DPI)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from .. import __version__
-from ..core.text import count, plural, visible
+from ..core.text import format_count, pluralize, escape_unprintable
 from .formatting import break_points, percent, shorten
 
 
@@ -33,15 +33,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"percent": percent, "count": count}
-    made.filters |= {"visible": visible, "shorten": shorten, "break_points": break_points}
-    made.globals |= {"plural": plural}
+    made.filters |= {"percent": percent, "count": format_count}
+    made.filters |= {"visible": escape_unprintable, "shorten": shorten, "break_points": break_points}
+    made.globals |= {"plural": pluralize}
     return made
 
 
 def _printable(value: object) -> object:
     """Applied to every value before it is escaped: labels and file names may hold control characters."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return escape_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @functools.cache

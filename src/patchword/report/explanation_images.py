@@ -10,7 +10,7 @@ from ..data.images import load_image
 from ..errors import DataError, ImageError
 from ..inference.classifier import Classifier
 from ..inspection.explain import Method, default_method, explain
-from ..plots.overlay import overlay
+from ..plots.overlay_heatmap import overlay_heatmap
 
 
 def check_folder(classifier: Classifier, folder: Path, overwrite: bool) -> None:
@@ -37,10 +37,10 @@ def explain_files(
         except ImageError as error:
             yield error
             continue
-        images = classifier.preprocess.normalise(classifier.pixels(picture)[None])
+        images = classifier.preprocess.normalize(classifier.pixels(picture)[None])
         with torch.no_grad():
             classes = classifier.model(images).argmax(dim=-1)
-        drawn = overlay(picture, explain(classifier.model, images, classes, method)[0], classifier.preprocess)
+        drawn = overlay_heatmap(picture, explain(classifier.model, images, classes, method)[0], classifier.preprocess)
         target = folder / f"{free_name(file.stem, taken)}.png"
         if target.resolve() in originals:
             raise DataError(f"{target} is one of the pictures themselves. Choose another folder to explain them in.")

@@ -51,12 +51,12 @@ def require_room(out: Path, overwrite: bool) -> None:
 
 def write_exhibits(folder: Path, made: Sequence[Panel]) -> None:
     """NAME.png, NAME.svg and NAME.npz for each exhibit that was drawn."""
-    from ..plots.theme import LIGHT, drawn_in  # imports matplotlib
+    from ..plots.theme import LIGHT, use_theme  # imports matplotlib
 
     for exhibit in made:
         if exhibit.draw is None:
             continue
-        with drawn_in(LIGHT):
+        with use_theme(LIGHT):
             figure = exhibit.figure(LIGHT)
             figure.savefig(folder / f"{exhibit.name}.png", dpi=DPI)
             figure.savefig(folder / f"{exhibit.name}.svg", metadata={"Date": None})

@@ -4,14 +4,14 @@ import re
 import unicodedata
 from typing import Any
 
-from ..core.text import visible
+from ..core.text import escape_unprintable
 
 NARROW_SPACE = "\u202f"  # between a number and its unit; does not break
 
 
 def shorten(text: str, limit: int) -> str:
     """Keep both ends of a long text: file names often differ only in their last characters."""
-    text = visible(text)
+    text = escape_unprintable(text)
     if len(text) <= limit:
         return text
     tail = limit // 3

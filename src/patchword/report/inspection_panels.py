@@ -10,14 +10,14 @@ from PIL import Image
 from torch import Tensor
 
 from ..checkpoints import Checkpoint
-from ..core.text import plural
+from ..core.text import pluralize
 from ..inference.classifier import Classifier
 from ..inference.inspection_images import Pictures
 from ..inspection.attention_rollout import head_attention
-from ..inspection.explain import BY_CLASS, default_method, explain, methods_for
+from ..inspection.explain import CLASS_METHODS, default_method, explain, methods_for
 from ..inspection.faithfulness import (
-    RANDOM,
-    RUINS,
+    RANDOM_ORDER,
+    RANDOMIZATION_STAGES,
     FaithfulnessCurves,
     deletion_insertion,
     parameter_randomization,
@@ -29,8 +29,8 @@ from ..inspection.pos_embed_similarity import NO_TABLE, cross_strength, position
 from ..inspection.token_analysis import outlier_fraction, patch_colors, patch_similarity, token_norms
 from ..inspection.walkthrough import trace_walkthrough
 from ..models import ViT
-from ..models.resnet import FeatureMap
-from ..plots.overlay import overlay
+from ..models.resnet import ResNetBase
+from ..plots.overlay_heatmap import overlay_heatmap
 from ..plots.panel import Panel
 
 # Of all exhibits, in the order of the page.
@@ -57,7 +57,7 @@ class Subject:
     before: Checkpoint | None = None  # the same weights before they were fitted to another image size
 
     @property
-    def model(self) -> ViT | FeatureMap:
+    def model(self) -> ViT | ResNetBase:
         return self.classifier.model
 
     @cached_property
@@ -66,7 +66,7 @@ class Subject:
         return self.normalised(slice(0, len(self.pictures.whole)))
 
     def normalised(self, rows: slice) -> Tensor:
-        return self.classifier.preprocess.normalise(self.pictures.pixels[rows])
+        return self.classifier.preprocess.normalize(self.pictures.pixels[rows])
 
     def batches(self) -> Iterator[Tensor]:
         for first in range(0, len(self.pictures.pixels), BATCH):
@@ -92,7 +92,7 @@ class Subject:
         return [(score.label, score.index, score.probability) for score in found]
 
     def overlaid(self, picture: int, heat: np.ndarray) -> Image.Image:
-        return overlay(self.pictures.whole[picture], heat, self.classifier.preprocess)
+        return overlay_heatmap(self.pictures.whole[picture], heat, self.classifier.preprocess)
 
 
 def exhibits(subject: Subject) -> Iterator[Panel]:
@@ -127,7 +127,7 @@ def of_attention(name: str, title: str) -> Callable[[Callable[..., Panel]], Call
 
 
 def filters_exhibit(subject: Subject) -> Panel:
-    from ..plots.filter_plot import filters_figure
+    from ..plots.filter_plot import plot_filters
 
     filters = embedding_filters(subject.model)
     count = len(filters.components)
@@ -140,7 +140,7 @@ def filters_exhibit(subject: Subject) -> Panel:
     paper += "oriented waves and edges, and flat colors. They stay noisy if the training set is small."
     arrays = {"raw": filters.raw, "components": filters.components, "explained": filters.explained}
     title = f"Filters of the {filters.place}"
-    return Panel("filters", title, seen, paper, partial(filters_figure, filters), arrays)
+    return Panel("filters", title, seen, paper, partial(plot_filters, filters), arrays)
 
 
 def positions_exhibit(subject: Subject) -> Panel:
@@ -150,10 +150,10 @@ def positions_exhibit(subject: Subject) -> Panel:
         return Panel.absent(name, title, "A ResNet has no position embeddings.")
     if model.config.pos_embed in NO_TABLE:
         return Panel.absent(name, title, NO_TABLE[model.config.pos_embed])
-    from ..plots.filter_plot import positions_figure
+    from ..plots.filter_plot import plot_pos_embed_similarity
 
     panels = {"positions": position_similarity(model)}
-    before = subject.before.model() if subject.before is not None else None
+    before = subject.before.build_model() if subject.before is not None else None
     if isinstance(before, ViT) and before.config.grid != model.config.grid:
         old, new = ("x".join(map(str, m.config.grid)) for m in (before, model))
         panels = {f"original, {old}": position_similarity(before), f"resampled, {new}": panels["positions"]}
@@ -164,16 +164,16 @@ def positions_exhibit(subject: Subject) -> Panel:
         "In the paper, nearby positions are similar and rows and columns stand out, although the grid is not built in."
     )
     arrays = {title.split(",")[0].replace(" ", "_"): values for title, values in panels.items()}
-    return Panel(name, title, seen, paper, partial(positions_figure, panels), arrays)
+    return Panel(name, title, seen, paper, partial(plot_pos_embed_similarity, panels), arrays)
 
 
 @of_attention("attention_distance", "Attention distance")
 def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
-    from ..plots.distance_plot import reach_figure
+    from ..plots.distance_plot import plot_attention_distance
 
     reach = measure_attention_distance(model, subject.batches())
     first, last = reach.distance[0].mean(), reach.distance[-1].mean()
-    seen = f"Mean over {plural(reach.images, 'image')}: {first:.0f} pixels in the first layer, {last:.0f} in the last. "
+    seen = f"Mean over {pluralize(reach.images, 'image')}: {first:.0f} pixels in the first layer, {last:.0f} in the last. "
     seen += f"Spearman's rank correlation between depth and mean distance is {reach.growth:.2f}."
     seen += " Class and register tokens are excluded." if model.config.num_prefix else ""
     paper = (
@@ -181,18 +181,18 @@ def reach_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -
     )
     paper += "the distance grows with depth. After a ResNet or a convolutional stem, local heads are less pronounced."
     arrays = {"distance": reach.distance, "entropy": reach.entropy}
-    return exhibit(seen, paper, partial(reach_figure, reach), arrays)
+    return exhibit(seen, paper, partial(plot_attention_distance, reach), arrays)
 
 
 @of_attention("walk", "One image through the model")
 def walk_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
-    from ..plots.walkthrough_plot import walk_figure
+    from ..plots.walkthrough_plot import plot_walkthrough
 
     walk = trace_walkthrough(model, subject.pictures.pixels[0].numpy(), subject.images[0])
     scores = [(label, share) for label, _, share in subject.scores(0, 5)]
     seen = "From pixels to probabilities. The colors in step 4 are the first three principal components of the tokens "
     seen += "after each block: patches of similar color have similar representations."
-    draw = partial(walk_figure, walk, scores, reader(model), looker(model), model.config)
+    draw = partial(plot_walkthrough, walk, scores, reader(model), looker(model), model.config)
     paper = "The paper's Figure 1, computed for this image."
     arrays = {"embedded": walk.embedded, "entering": walk.entering, "attention": walk.attention, "logits": walk.logits}
     return exhibit(seen, paper, draw, arrays)
@@ -213,21 +213,21 @@ def looker(model: ViT) -> str:
 
 @of_attention("heads", "Attention maps by layer and head")
 def heads_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
-    from ..plots.attention_plot import heads_figure
+    from ..plots.attention_plot import plot_heads
 
     maps = head_attention(model, subject.images[:1])[0].cpu().numpy()
     names = [str(i + 1) for i in range(model.config.depth)] + ["pool"] * (len(maps) - model.config.depth)
     seen = f"Attention of {looker(model)} in the first image, for every head. Each map has its own scale."
     if len(maps) > model.config.depth:
         seen += " The last row is the attention of the pooling head."
-    return exhibit(seen, "", partial(heads_figure, maps, names), {"maps": maps})
+    return exhibit(seen, "", partial(plot_heads, maps, names), {"maps": maps})
 
 
 def methods_exhibit(subject: Subject) -> Panel:
     name, title, methods = "explanations", "Explanations", methods_for(subject.model.config)
     if not methods:
         return Panel.absent(name, title, NO_BLOCKS)
-    from ..plots.attention_plot import methods_figure
+    from ..plots.attention_plot import plot_methods
 
     count = min(DRAWN, len(subject.pictures.whole))
     images, classes = subject.images[:count], subject.classes[:count]
@@ -238,9 +238,9 @@ def methods_exhibit(subject: Subject) -> Panel:
     seen += "cropped away before the model sees the image."
     paper = ""
     if len(methods) > 1:
-        seen += f" {', '.join(m for m in methods if m in BY_CLASS)} are class-specific; the other methods are not."
+        seen += f" {', '.join(m for m in methods if m in CLASS_METHODS)} are class-specific; the other methods are not."
         paper = "The paper's Figure 6 is attention rollout."
-    draw = partial(methods_figure, subject.pictures.whole[:count], titles, drawn)
+    draw = partial(plot_methods, subject.pictures.whole[:count], titles, drawn)
     return Panel(name, title, seen, paper, draw, found)
 
 
@@ -248,7 +248,7 @@ def classes_exhibit(subject: Subject) -> Panel:
     name, title = "classes", "Explanations by class"
     if not methods_for(subject.model.config):
         return Panel.absent(name, title, NO_BLOCKS)
-    from ..plots.attention_plot import classes_figure
+    from ..plots.attention_plot import plot_classes
 
     scores, method = subject.scores(0, CLASSES), default_method(subject.model)
     if subject.label is not None and subject.label not in [index for _, index, _ in scores]:
@@ -260,7 +260,7 @@ def classes_exhibit(subject: Subject) -> Panel:
     also = " and of the requested one" if subject.label is not None else ""
     seen = f"Explanations of the most probable classes of the first image{also}, by {method}."
     pairs = [(label, share) for label, _, share in scores]
-    draw = partial(classes_figure, subject.pictures.whole[0], pairs, drawn)
+    draw = partial(plot_classes, subject.pictures.whole[0], pairs, drawn)
     return Panel(name, title, seen, "", draw, {"maps": maps})
 
 
@@ -268,11 +268,11 @@ def trust_exhibit(subject: Subject) -> Panel:
     name, title, methods = "trust", "Faithfulness of the explanations", methods_for(subject.model.config)
     if not methods:
         return Panel.absent(name, title, NO_BLOCKS)
-    from ..plots.faithfulness_plot import trust_figure
+    from ..plots.faithfulness_plot import plot_faithfulness
 
     model, images, classes = subject.model, subject.images[:JUDGED], subject.classes[:JUDGED]
     found: dict[str, np.ndarray] = {method: explain(model, images, classes, method) for method in methods}
-    found[RANDOM] = random_maps(found[methods[0]].shape)
+    found[RANDOM_ORDER] = random_maps(found[methods[0]].shape)
     multi_label = subject.classifier.checkpoint.multi_label
     curves = {
         n: deletion_insertion(subject.calibrated, images, classes, m, multi_label=multi_label) for n, m in found.items()
@@ -280,28 +280,28 @@ def trust_exhibit(subject: Subject) -> Panel:
     kept = parameter_randomization(model, images[:RUINED], classes[:RUINED], methods)
     ranked = sorted(methods, key=lambda m: -gap(curves[m]))
     seen = verdict(curves, ranked, len(images), min(RUINED, len(images)))
-    head = ("method", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RUINS))
-    rows = [row(each, curves[each], kept.get(each)) for each in (*ranked, RANDOM)]  # type: ignore[call-overload]
+    head = ("method", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RANDOMIZATION_STAGES))
+    rows = [row(each, curves[each], kept.get(each)) for each in (*ranked, RANDOM_ORDER)]  # type: ignore[call-overload]
     arrays = {f"{n}_deletion".replace(" ", "_"): c.deletion for n, c in curves.items()}
     arrays |= {f"{n}_insertion".replace(" ", "_"): c.insertion for n, c in curves.items()}
-    draw = partial(trust_figure, {each: curves[each] for each in (*ranked, RANDOM)})
+    draw = partial(plot_faithfulness, {each: curves[each] for each in (*ranked, RANDOM_ORDER)})
     return Panel(name, title, seen, "", draw, arrays, (head, *rows))
 
 
 def verdict(curves: dict[str, FaithfulnessCurves], ranked: Sequence[str], pictures: int, ruined: int) -> str:
     """Which map to believe, in words."""
-    best, over = ranked[0], f"On {plural(pictures, 'image')}"
+    best, over = ranked[0], f"On {pluralize(pictures, 'image')}"
     least = float(curves[best].deletion[:, 0].mean())
     if least < IMPROBABLE:
         return f"{over}, the class has a probability of only {least:.1%}, too low to judge the maps by deletion."
-    unproved = [method for method in ranked if not clearly_more(gaps(curves[method]), gaps(curves[RANDOM]))]
+    unproved = [method for method in ranked if not clearly_more(gaps(curves[method]), gaps(curves[RANDOM_ORDER]))]
     if best in unproved:
         said = f"{over}, no method is clearly better than a random order: do not rely on these maps."
     else:
         said = f"{over}, {best} is the most faithful method: its gap between insertion and deletion is the largest."
         said += f" Not clearly better than a random order: {', '.join(unproved)}." if unproved else ""
     said += " With so few images this is uncertain." if pictures < FEW else ""
-    checked = plural(ruined, "image")
+    checked = pluralize(ruined, "image")
     return (
         f"{said} A map that hardly changes when weights are shuffled ({checked}) does not depend on what was learned."
     )
@@ -326,14 +326,14 @@ def gap(curves: FaithfulnessCurves) -> float:
 
 def row(name: str, curves: FaithfulnessCurves, kept: list[float] | None) -> tuple[str, ...]:
     deletion, insertion = (float(each.mean()) for each in curves.areas)
-    alike = [f"{value:.2f}" for value in kept] if kept else ["" for _ in RUINS]
+    alike = [f"{value:.2f}" for value in kept] if kept else ["" for _ in RANDOMIZATION_STAGES]
     return (name, f"{deletion:.3f}", f"{insertion:.3f}", f"{insertion - deletion:.3f}", *alike)
 
 
 @of_attention("norms", "Token norms")
 def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
-    from ..plots.token_plot import norms_figure
-    from ..plots.walkthrough_plot import as_picture
+    from ..plots.token_plot import plot_token_norms
+    from ..plots.walkthrough_plot import to_image
 
     norms = token_norms(model, subject.images[0])
     worst = max(outlier_fraction(stage) for stage in norms)
@@ -346,33 +346,33 @@ def norms_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -
         " Large models tend to store global information in a few high-norm tokens of uninformative patches; register "
     )
     seen += "tokens avoid this."
-    view = as_picture(subject.pictures.pixels[0].numpy())
-    return exhibit(seen, "", partial(norms_figure, view, norms), {"norms": norms})
+    view = to_image(subject.pictures.pixels[0].numpy())
+    return exhibit(seen, "", partial(plot_token_norms, view, norms), {"norms": norms})
 
 
 @of_attention("similarity", "Patch similarity")
 def similarity_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
-    from ..plots.token_plot import similarity_figure
-    from ..plots.walkthrough_plot import as_picture
+    from ..plots.token_plot import plot_patch_similarity
+    from ..plots.walkthrough_plot import to_image
 
     h, w = model.config.grid
     places = sorted({(h // 2, w // 2), (h // 4, w // 4), (h // 4, 3 * w // 4), (3 * h // 4, w // 2)})
     maps = [(place, patch_similarity(model, subject.images[0], place)) for place in places]
     seen = "Cosine similarity of the framed patch with every other patch, after the last block."
-    view = as_picture(subject.pictures.pixels[0].numpy())
+    view = to_image(subject.pictures.pixels[0].numpy())
     arrays = {f"row{r}_column{c}": values for (r, c), values in maps}
-    return exhibit(seen, "", partial(similarity_figure, view, maps), arrays)
+    return exhibit(seen, "", partial(plot_patch_similarity, view, maps), arrays)
 
 
 @of_attention("colours", "Principal components of the patch tokens")
 def colours_exhibit(subject: Subject, model: ViT, exhibit: Callable[..., Panel]) -> Panel:
-    from ..plots.token_plot import colours_figure
-    from ..plots.walkthrough_plot import as_picture
+    from ..plots.token_plot import plot_patch_colors
+    from ..plots.walkthrough_plot import to_image
 
     colours = patch_colors(model, subject.images)
-    views = [as_picture(pixels.numpy()) for pixels in subject.pictures.pixels[: len(subject.images)]]
+    views = [to_image(pixels.numpy()) for pixels in subject.pictures.pixels[: len(subject.images)]]
     seen = (
         "The first three principal components of the patch tokens after the last block, over all images, as red, green "
     )
     seen += "and blue: similar colors mean similar content, also across images."
-    return exhibit(seen, "", partial(colours_figure, views, colours), {"colours": colours})
+    return exhibit(seen, "", partial(plot_patch_colors, views, colours), {"colours": colours})

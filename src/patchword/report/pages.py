@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.io import atomic_output
-from ..core.text import visible
+from ..core.text import escape_unprintable
 from ..engines.bench import EngineBench
 from ..evaluation.evaluate import Evaluation, LabeledImage
 from ..evaluation.robustness import Robustness
@@ -100,7 +100,7 @@ def mistakes_text(results: ClassificationResults) -> str:
 
 def next_steps(run_dir: str) -> list[tuple[str, str]]:
     """Commands with the comment above each."""
-    model, exported = (shlex.quote(visible(name)) for name in (run_dir, f"{run_dir}-timm"))
+    model, exported = (shlex.quote(escape_unprintable(name)) for name in (run_dir, f"{run_dir}-timm"))
     return [
         ("classify images", f"patchword predict {model} photo.jpg"),
         ("evaluate on other data, one folder per class", f"patchword evaluate {model} photos/"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.text import count, plural
+from ..core.text import format_count, pluralize
 from ..metrics.intervals import wilson
 from .formatting import duration, percent
 from .report_data import ClassificationResults, TrainingReport, finite
@@ -34,7 +34,7 @@ def training_headline(report: TrainingReport) -> Headline:
     split = SPLITS.get(report.split, report.split)
     if score is None:
         return Headline(None, f"There are no {split} metrics.")
-    images = plural(n, f"{split} image")
+    images = pluralize(n, f"{split} image")
     context = ["one seed", SELECTED if report.split == "val" else HELD_OUT]
     if report.main_metric == "map":
         return Headline(score, f"mean average precision on {images}", f"{'; '.join(context)}.".capitalize())
@@ -49,7 +49,7 @@ def training_headline(report: TrainingReport) -> Headline:
 def evaluation_headline(results: ClassificationResults, interval: tuple[float, float]) -> Headline:
     """The main metric of an evaluation with its measured interval."""
     name = "mean average precision" if results.main_metric == "map" else "top-1 accuracy"
-    text = f"{name} on {plural(int(results.metrics['n']), 'image')}"
+    text = f"{name} on {pluralize(int(results.metrics['n']), 'image')}"
     context = f"95% confidence interval {percent(interval[0])} to {percent(interval[1])}."
     score = float(results.metrics[results.main_metric])
     return Headline(score, text, context, interval, results.majority_baseline())
@@ -75,13 +75,13 @@ def run_facts(report: TrainingReport) -> list[tuple[str, str]]:
     settings, train = report.settings, report.rows("train")
     facts = [("Model", model_text(settings.get("model") or {}))]
     if report.parameters is not None:
-        facts.append(("Parameters", count(report.parameters)))
+        facts.append(("Parameters", format_count(report.parameters)))
     facts.append(("Initialized from", str(settings.get("init") or "random weights (trained from scratch)")))
     facts.append(("Data", data_text(report)))
     if train:  # every tenth step has a row; the last step of a run has one of validation
         last = max((train[-1], *report.rows("val")), key=lambda row: finite(row.get("step")) or 0)
-        length = f"{finite(last.get('epoch')) or 0:.3g} epochs, {count(int(last.get('step') or 0))} steps"
-        facts.append(("Training length", f"{length}, batch size {count(settings.get('batch_size', 0))}"))
+        length = f"{finite(last.get('epoch')) or 0:.3g} epochs, {format_count(int(last.get('step') or 0))} steps"
+        facts.append(("Training length", f"{length}, batch size {format_count(settings.get('batch_size', 0))}"))
     optim = settings.get("optim") or {}
     if optim:
         shape = (settings.get("schedule") or {}).get("shape", "")
@@ -111,6 +111,6 @@ def model_text(model: Mapping[str, Any]) -> str:
 def data_text(report: TrainingReport) -> str:
     """The source of the data, its splits and the number of classes."""
     source = str((report.settings.get("data") or {}).get("source") or "in memory")
-    sizes = [f"{count(n)} {SPLITS.get(split, split)}" for split, n in report.samples.items()]
+    sizes = [f"{format_count(n)} {SPLITS.get(split, split)}" for split, n in report.samples.items()]
     images = f": {', '.join(sizes)} images" if sizes else ""
-    return f"{source}{images}; {plural(len(report.labels), 'class', 'es')}"
+    return f"{source}{images}; {pluralize(len(report.labels), 'class', 'es')}"

@@ -12,18 +12,18 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from .. import __version__
 from ..checkpoints import Checkpoint, read_checkpoint
-from ..checkpoints.card import without_paths
+from ..checkpoints.card import strip_paths
 from ..config import ViTConfig
-from ..core.runtime import thread_limit
+from ..core.runtime import limit_threads
 from ..engines.auto import select_engine
 from ..errors import ConfigError, ImageError
 from ..inference.classifier import Classifier, find_class
 from .limits import Limits
-from .middleware import Guard
-from .problem_json import Problem, busy
-from .prometheus import Meters
-from .service import Picture, Service
-from .uploads import uploads
+from .middleware import RequestMiddleware
+from .problem_json import Problem, service_unavailable
+from .prometheus import Metrics
+from .service import DecodedImage, Service
+from .read_uploads import read_uploads
 
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -33,27 +33,27 @@ PAGE = {
 PATHS = frozenset({*PAGE, "/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model", "/v1/openapi.json"})
 PATHS |= {"/healthz", "/readyz", "/metrics"}
 
-REFUSALS = {400: "not understood", 401: "no token", 408: "too slow", 413: "too large", 415: "not read here"}
-REFUSALS |= {422: "no picture, or one that cannot be read", 503: "too busy", 504: "took too long"}
-PROBLEM = {
+ERROR_RESPONSES = {400: "not understood", 401: "no token", 408: "too slow", 413: "too large", 415: "not read here"}
+ERROR_RESPONSES |= {422: "no picture, or one that cannot be read", 503: "too busy", 504: "took too long"}
+PROBLEM_SCHEMA = {
     "type": "object",
     "properties": {name: {"type": "string"} for name in ("title", "detail", "code", "request_id")}
     | {"status": {"type": "integer"}},
     "required": ["status", "title", "detail", "code"],
 }
-FILE = {"type": "string", "format": "binary"}
-PICTURES: dict[str, Any] = {
+FILE_SCHEMA = {"type": "string", "format": "binary"}
+IMAGE_UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "properties": {"file": {"type": "array", "minItems": 1, "items": FILE}},
+                    "properties": {"file": {"type": "array", "minItems": 1, "items": FILE_SCHEMA}},
                     "required": ["file"],
                 }
             },
-            "application/octet-stream": {"schema": FILE},
+            "application/octet-stream": {"schema": FILE_SCHEMA},
             "application/json": {
                 "schema": {
                     "type": "object",
@@ -66,8 +66,8 @@ PICTURES: dict[str, Any] = {
         },
     },
     "responses": {
-        str(status): {"description": what, "content": {"application/problem+json": {"schema": PROBLEM}}}
-        for status, what in REFUSALS.items()
+        str(status): {"description": what, "content": {"application/problem+json": {"schema": PROBLEM_SCHEMA}}}
+        for status, what in ERROR_RESPONSES.items()
     },
 }
 
@@ -77,7 +77,7 @@ Top = Annotated[int, Query(ge=1, le=1_000_000, description="how many classes")]
 Explain = Annotated[bool, Query(description="add the map of the class, as numbers and as PNG")]
 Label = Annotated[str | None, Query(max_length=200, description="the class to explain, by name or index")]
 Index = Annotated[int | None, Query(ge=0, description="the class to explain, by index alone")]
-Way = Annotated[str | None, Query(max_length=40, description="how to explain; /v1/model lists them")]
+Method = Annotated[str | None, Query(max_length=40, description="how to explain; /v1/model lists them")]
 Layer = Annotated[int, Query(description="0 is the first; negative counts from the end")]
 Head = Annotated[int | None, Query(ge=0, description="without it, the mean of the heads")]
 
@@ -103,8 +103,8 @@ def create_app(
         raise ConfigError("Only a model with a head that takes pictures can be served.")
     if token is not None and not token.strip():
         raise ConfigError("The token is empty. Give one, or none at all.")
-    limits, meters = limits or Limits(), Meters(log)
-    with thread_limit(num_threads):
+    limits, meters = limits or Limits(), Metrics(log)
+    with limit_threads(num_threads):
         prepared = select_engine(engine, checkpoint, quick=True).prepared
 
     @asynccontextmanager
@@ -122,19 +122,19 @@ def create_app(
         openapi_url="/v1/openapi.json", description="Classify pictures, and see why.",
     )  # fmt: skip
     app.state.meters, app.state.name, app.state.engine = meters, name, prepared.name
-    add_errors(app)
-    add_house(app, meters)
+    add_error_handlers(app)
+    add_operational_routes(app, meters)
     app.include_router(router)
-    app.add_middleware(Guard, limits=limits, meters=meters, token=token, paths=PATHS)
+    app.add_middleware(RequestMiddleware, limits=limits, meters=meters, token=token, paths=PATHS)
     return app
 
 
-def add_errors(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Everything that goes wrong is told in one form."""
 
     @app.exception_handler(Problem)
     async def refused(request: Request, problem: Problem) -> Response:
-        return problem.response(request_id(request))
+        return problem.response(get_request_id(request))
 
     @app.exception_handler(HTTPException)
     async def no_way(request: Request, error: HTTPException) -> Response:
@@ -142,23 +142,23 @@ def add_errors(app: FastAPI) -> None:
         said = {404: "There is nothing at this path; /v1/openapi.json lists what there is."}
         said[405] = f"This path takes {headers.get('Allow', 'another method')}, not {request.method}."
         detail = said.get(error.status_code, str(error.detail))
-        return Problem(error.status_code, detail, headers).response(request_id(request))
+        return Problem(error.status_code, detail, headers).response(get_request_id(request))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         said = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors()[:3])
-        return Problem(422, said, code="invalid_parameter").response(request_id(request))
+        return Problem(422, said, code="invalid_parameter").response(get_request_id(request))
 
 
-def request_id(request: Request) -> str:
+def get_request_id(request: Request) -> str:
     return str(getattr(request.state, "request_id", ""))
 
 
-def add_house(app: FastAPI, meters: Meters) -> None:
+def add_operational_routes(app: FastAPI, meters: Metrics) -> None:
     """The page, health and metrics."""
     folder = files("patchword.serve") / "page"
     for path, (name, kind) in PAGE.items():
-        app.get(path, include_in_schema=False)(constant((folder / name).read_bytes(), kind))
+        app.get(path, include_in_schema=False)(static_endpoint((folder / name).read_bytes(), kind))
 
     @app.get("/healthz")
     async def alive() -> dict[str, str]:
@@ -168,7 +168,7 @@ def add_house(app: FastAPI, meters: Meters) -> None:
     @app.get("/readyz")
     async def ready(request: Request) -> Response:
         """The model has given its first answer, and no shutdown has begun."""
-        is_ready = service_of(request).ready
+        is_ready = get_service(request).ready
         return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -177,7 +177,7 @@ def add_house(app: FastAPI, meters: Meters) -> None:
         return Response(meters.text(), media_type="text/plain; version=0.0.4")
 
 
-def constant(content: bytes, kind: str) -> Any:
+def static_endpoint(content: bytes, kind: str) -> Any:
     """An endpoint that takes nothing and always says the same. (What it took, a client could fill in.)"""
 
     async def page() -> Response:
@@ -187,50 +187,50 @@ def constant(content: bytes, kind: str) -> Any:
 
 
 @router.get("/model")
-async def about(request: Request) -> dict[str, Any]:
+async def model_info(request: Request) -> dict[str, Any]:
     """What is served: labels, preprocessing, provenance, temperature."""
-    return {"name": request.app.state.name, **described(service_of(request))}
+    return {"name": request.app.state.name, **describe_model(get_service(request))}
 
 
-@router.post("/predict", openapi_extra=PICTURES)
+@router.post("/predict", openapi_extra=IMAGE_UPLOAD)
 async def predict(
     request: Request, top: Top = 5, explain: Explain = False, label: Label = None, index: Index = None,
-    method: Way = None,
+    method: Method = None,
 ) -> Response:  # fmt: skip
     """The most probable classes of each picture."""
-    service = service_of(request)
+    service = get_service(request)
     if not explain and (label, index, method) != (None, None, None):
         raise Problem(422, "label, index and method go with explain=true.", code="invalid_parameter")
-    way: Any = chosen_way(service, method) if explain else None
-    asked = chosen_label(service, label, index)
+    way: Any = resolve_method(service, method) if explain else None
+    asked = resolve_class(service, label, index)
 
-    async def work(picture: Picture) -> dict[str, Any]:
+    async def work(picture: DecodedImage) -> dict[str, Any]:
         found: dict[str, Any] = {"predictions": await service.predictions(picture, top)}
         if explain:
             about = asked if asked is not None else found["predictions"][0]["index"]
             found["explanation"] = await service.explanation(picture, about, way)
         return found
 
-    return await answered(request, work, whole=explain)
+    return await process_upload(request, work, whole=explain)
 
 
-@router.post("/explain", openapi_extra=PICTURES)
-async def explain(request: Request, label: Label = None, index: Index = None, method: Way = None) -> Response:
+@router.post("/explain", openapi_extra=IMAGE_UPLOAD)
+async def explain(request: Request, label: Label = None, index: Index = None, method: Method = None) -> Response:
     """Why this class: the map of a class, by default of the most probable one."""
-    service = service_of(request)
-    way, asked = chosen_way(service, method), chosen_label(service, label, index)
+    service = get_service(request)
+    way, asked = resolve_method(service, method), resolve_class(service, label, index)
 
-    async def work(picture: Picture) -> dict[str, Any]:
+    async def work(picture: DecodedImage) -> dict[str, Any]:
         about = asked if asked is not None else (await service.predictions(picture, 1))[0]["index"]
         return {"explanation": await service.explanation(picture, about, way)}
 
-    return await answered(request, work, whole=True)
+    return await process_upload(request, work, whole=True)
 
 
-@router.post("/attention", openapi_extra=PICTURES)
+@router.post("/attention", openapi_extra=IMAGE_UPLOAD)
 async def attention(request: Request, layer: Layer = -1, head: Head = None) -> Response:
     """What every patch looks at, in one layer: rows of the map in base64, a byte for each weight."""
-    service = service_of(request)
+    service = get_service(request)
     config = service.checkpoint.config
     if not isinstance(config, ViTConfig) or not config.depth:
         raise Problem(422, "This model has no attention.", code="unsupported_by_model")
@@ -240,35 +240,35 @@ async def attention(request: Request, layer: Layer = -1, head: Head = None) -> R
         detail = f"head: the model has {config.num_heads}, 0 to {config.num_heads - 1}."
         raise Problem(422, detail, code="invalid_parameter")
 
-    async def work(picture: Picture) -> dict[str, Any]:
+    async def work(picture: DecodedImage) -> dict[str, Any]:
         return {"attention": await service.attention(picture, layer % config.depth, head)}
 
-    return await answered(request, work)
+    return await process_upload(request, work)
 
 
-@router.post("/embed", openapi_extra=PICTURES)
+@router.post("/embed", openapi_extra=IMAGE_UPLOAD)
 async def embed(request: Request) -> Response:
     """The features of each picture that the head reads."""
-    service = service_of(request)
+    service = get_service(request)
 
-    async def work(picture: Picture) -> dict[str, Any]:
+    async def work(picture: DecodedImage) -> dict[str, Any]:
         features = await service.batcher.ask(picture.pixels, "embed")
         return {"features": [float(f"{v:.6g}") for v in features]}
 
-    return await answered(request, work)
+    return await process_upload(request, work)
 
 
-async def answered(request: Request, work: Any, whole: bool = False) -> Response:
+async def process_upload(request: Request, work: Any, whole: bool = False) -> Response:
     """One result for each picture; if none could be read, the request failed."""
-    service = service_of(request)
+    service = get_service(request)
     check_parameters(request)
-    pictures = await uploads(request, service.limits)
+    pictures = await read_uploads(request, service.limits)
     results = await service.while_connected(request, service.each(pictures, work, whole))
     if all("error" in each for each in results):
         codes = {each["code"] for each in results}
         detail = " ".join(f"{each['name']}: {each['error']}" for each in results[:3])
         raise Problem(422, detail, code=codes.pop() if len(codes) == 1 else ImageError.code)
-    return JSONResponse({"results": results, "request_id": request_id(request)})
+    return JSONResponse({"results": results, "request_id": get_request_id(request)})
 
 
 def check_parameters(request: Request) -> None:
@@ -280,14 +280,14 @@ def check_parameters(request: Request) -> None:
             raise Problem(422, detail, code="unknown_parameter")
 
 
-def service_of(request: Request) -> Service:
+def get_service(request: Request) -> Service:
     service: Service | None = getattr(request.app.state, "service", None)
     if service is None:
-        raise busy("The server has not started: run the app's lifespan.")
+        raise service_unavailable("The server has not started: run the app's lifespan.")
     return service
 
 
-def chosen_way(service: Service, method: str | None) -> Any:
+def resolve_method(service: Service, method: str | None) -> Any:
     if not service.methods:
         raise Problem(422, "This model has no blocks, so nothing can be explained.", code="unsupported_by_model")
     if method is not None and method not in service.methods:
@@ -296,7 +296,7 @@ def chosen_way(service: Service, method: str | None) -> Any:
     return method or service.methods[0]
 
 
-def chosen_label(service: Service, label: str | None, index: int | None) -> int | None:
+def resolve_class(service: Service, label: str | None, index: int | None) -> int | None:
     count = len(service.labels)
     if index is not None:
         if label is not None or index >= count:
@@ -311,7 +311,7 @@ def chosen_label(service: Service, label: str | None, index: int | None) -> int 
         raise Problem(422, f"label: {detail}", code=error.code) from None
 
 
-def described(service: Service) -> dict[str, Any]:
+def describe_model(service: Service) -> dict[str, Any]:
     checkpoint, config = service.checkpoint, service.checkpoint.config
     said: dict[str, Any] = {
         "architecture": type(config).__name__.removesuffix("Config"),
@@ -323,7 +323,7 @@ def described(service: Service) -> dict[str, Any]:
         "multi_label": checkpoint.multi_label,
         "family": checkpoint.family,
         "engine": service.engine,
-        "provenance": without_paths(checkpoint.provenance),
+        "provenance": strip_paths(checkpoint.provenance),
         "methods": list(service.methods),
         "limits": vars(service.limits),
     }

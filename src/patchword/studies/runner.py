@@ -55,11 +55,11 @@ def run_study(
                 rows.append(run_cell(study, cell, seed, out, plan, now))
                 replace_json(out / ROWS, {"study": study.name, "rows": rows})
                 done = f"({len(rows)} of {len(study.cells) * seeds})"
-                say(f"{cell.series}, {cell.x}, seed {seed}: {told(rows[-1])} {done}")
+                say(f"{cell.series}, {cell.x}, seed {seed}: {format_accuracy(rows[-1])} {done}")
     return rows
 
 
-def told(row: dict[str, Any]) -> str:
+def format_accuracy(row: dict[str, Any]) -> str:
     return "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
 
 
@@ -175,5 +175,5 @@ def training_flops(checkpoint: Checkpoint) -> float:
     """For one picture: forward, and backward at twice that."""
     config, counter = checkpoint.config, FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernel is not counted
-        checkpoint.model()(torch.zeros(1, config.in_channels, *config.image_size))
+        checkpoint.build_model()(torch.zeros(1, config.in_channels, *config.image_size))
     return 3.0 * counter.get_total_flops()

@@ -1,15 +1,15 @@
-"""The state of a run on disk, written so that a kill, a full disk or a damaged file never costs more than a checkpoint.
+"""Checkpoints of a run, written so that a kill, a full disk or a damaged file costs at most one checkpoint.
 
-A checkpoint is a folder RUN/checkpoints/step-00000120 that holds a model folder (what was evaluated), state.safetensors
-(what training needs besides) and state.json, with the checksums of all. It is made under another name, brought to disk,
-and only then renamed.
+A checkpoint is a directory RUN/checkpoints/step-00000120 that holds a model directory (the evaluated model),
+state.safetensors (what training needs besides) and state.json with the checksums of all files. It is written under a
+temporary name, synced to disk, and then renamed.
 """
 
 import json
 import os
 import re
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +18,71 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS, model_json
+from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS_FILE, model_json
 from ..core.io import digest, json_bytes, sha256, sync, tensor_bytes, write_file
 from ..errors import CheckpointError, Note
 
 FORMAT = 1
-STATE, MANIFEST = "state.safetensors", "state.json"
+STATE_FILE, MANIFEST_FILE = "state.safetensors", "state.json"
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bfloat16: "BF16", torch.bool: "BOOL"}
+TEMPORARY_PREFIXES = (WRITING, REMOVING) = (".making-", ".removing-")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two steps."""
+    """The state of a run between two steps.
+
+    Attributes:
+        step: The number of completed steps.
+        seconds: The training time so far.
+        metrics_bytes: The length of metrics.jsonl.
+        best: The row of the best evaluation so far.
+        tensors: The weights, averages and optimizer state that the checkpoint's model does not hold.
+        notes: What was reported so far.
+        first_step_at: Seconds of the budget that were spent when the first step began; None without a budget.
+    """
 
     step: int
-    seconds: float  # of training so far
-    metrics_bytes: int  # length of metrics.jsonl
-    best: dict[str, Any] | None  # the row of the best evaluation so far
-    tensors: dict[str, Tensor]  # weights, averages and optimiser state that `model` does not hold
-    notes: dict[str, Any] = field(default_factory=dict)
+    seconds: float
+    metrics_bytes: int
+    best: dict[str, Any] | None
+    tensors: dict[str, Tensor]
+    notes: tuple[Note, ...] = ()
+    first_step_at: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the tensors."""
+        extra: dict[str, Any] = {"messages": [note.to_json() for note in self.notes]}
+        if self.first_step_at is not None:
+            extra["first_step_at"] = self.first_step_at
+        plain = {name: getattr(self, name) for name in ("step", "seconds", "metrics_bytes", "best")}
+        return {**plain, "notes": extra}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any], tensors: dict[str, Tensor]) -> "Snapshot":
+        """Inverse of `to_json`; also reads what earlier versions wrote ("told", "begun")."""
+        extra = document["notes"]
+        notes = tuple(map(Note.from_json, extra.get("messages", extra.get("told", ()))))
+        plain = {name: document[name] for name in ("step", "seconds", "metrics_bytes", "best")}
+        return cls(**plain, tensors=tensors, notes=notes, first_step_at=extra.get("first_step_at", extra.get("begun")))
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """The last intact checkpoint: its snapshot, the tensors of its model, and notes about damaged checkpoints."""
+
+    snapshot: Snapshot
+    model: dict[str, Tensor]
+    notes: tuple[Note, ...] = ()
 
 
 def safetensors_chunks(tensors: dict[str, Tensor]) -> list[Any]:
-    """A .safetensors file in pieces, without a second copy of the tensors in memory."""
-    header, place, data = {}, 0, []
+    """Return a .safetensors file in chunks, without a second copy of the tensors in memory."""
+    header, offset, data = {}, 0, []
     for name, t in tensors.items():
         size = t.numel() * t.element_size()
-        header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [place, place + size]}
-        place += size
+        header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, offset + size]}
+        offset += size
         if size:
             data.append(tensor_bytes(t))
     text = json.dumps(header).encode()
@@ -53,67 +90,74 @@ def safetensors_chunks(tensors: dict[str, Tensor]) -> list[Any]:
     return [len(text).to_bytes(8, "little"), text, *data]
 
 
-class Store:
-    """The checkpoints of a run: RUN/checkpoints/."""
+class CheckpointStore:
+    """The checkpoints of a run: RUN/checkpoints/.
 
-    def __init__(self, run: Path, keep: int) -> None:
-        self.folder, self.keep = run / "checkpoints", keep
-        self.last: int | None = None  # the step that was loaded or saved last
+    Attributes:
+        last_step: The step that was loaded or saved last.
+    """
+
+    def __init__(self, run_dir: Path, keep_last: int) -> None:
+        self.folder, self.keep_last = run_dir / "checkpoints", keep_last
+        self.last_step: int | None = None
 
     def path(self, step: int) -> Path:
+        """Return the directory of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, last first."""
+        """Return the steps of all checkpoints, last first."""
         if not self.folder.is_dir():
             return []
-        found = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in os.scandir(self.folder))
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        matches = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in os.scandir(self.folder))
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def save(self, snapshot: Snapshot, model: Checkpoint) -> None:
-        """Writes a checkpoint, then removes those that are no longer kept; a step that is on disk stays as it is.
+        """Write a checkpoint, then remove old ones. A step that is saved already stays as it is.
 
-        Raises CheckpointError. At every moment, even then, a whole checkpoint is there if there was one before.
+        At every moment, also after an error, an intact checkpoint exists if there was one before.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be written.
         """
-        if snapshot.step == self.last:
+        if snapshot.step == self.last_step:
             return
         target = self.path(snapshot.step)
-        made = self.folder / f".making-{target.name}"
+        temporary = self.folder / f"{WRITING}{target.name}"
         try:
             self.folder.mkdir(exist_ok=True)
-            self.tidy()
-            os.mkdir(made)
-            sums = {WEIGHTS: write_file(made / WEIGHTS, safetensors_chunks(model.tensors))}
-            description = {**model_json(model), "sha256": sums[WEIGHTS]}
-            sums[MODEL_JSON] = write_file(made / MODEL_JSON, [json_bytes(description, ascii_only=True)])
-            sums[STATE] = write_file(made / STATE, safetensors_chunks(snapshot.tensors))
-            write_file(made / MANIFEST, [json_bytes(sealed(manifest(snapshot, sums)), ascii_only=True)])
-            sync(made)
-            if target.exists():  # damaged: `load` has passed it over
+            self.remove_leftovers()
+            os.mkdir(temporary)
+            write_checkpoint_files(temporary, snapshot, model)
+            if target.exists():  # damaged, or `load` would have loaded it
                 self.remove(target)
-            os.rename(made, target)
+            os.rename(temporary, target)
             sync(self.folder)
             sync(self.folder.parent)
-            self.last = snapshot.step
-            self.forget(snapshot)
+            self.last_step = snapshot.step
+            self.remove_old(snapshot)
         except OSError as error:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
-                f"Saving the checkpoint {target} failed ({error.strerror or error}). {self.said_to_be_intact()} "
-                f"Make room or mend the disk, then: patchword resume {self.folder.parent}"
+                f"Saving the checkpoint {target} failed ({error.strerror or error}). {self.describe_intact()} "
+                f"Free disk space or repair the disk, then run: patchword resume {self.folder.parent}",
+                code="checkpoint_not_saved",
             ) from None
 
-    def said_to_be_intact(self) -> str:
+    def describe_intact(self) -> str:
+        """Return which checkpoint is intact, as a sentence."""
         try:
-            found = self.load()
+            loaded = self.load()
         except (CheckpointError, OSError):
-            found = None
-        return f"The checkpoint of step {found[0].step} is intact." if found else "No earlier checkpoint is intact."
+            loaded = None
+        if loaded is None:
+            return "No earlier checkpoint is intact."
+        return f"The checkpoint of step {loaded.snapshot.step} is intact."
 
-    def forget(self, snapshot: Snapshot) -> None:
-        """Keeps the last ones and the best. Those of later steps are damaged, or else one would have been loaded."""
+    def remove_old(self, snapshot: Snapshot) -> None:
+        """Keep the last checkpoints and the best. Those of later steps are damaged, or they would have been loaded."""
         steps = self.steps()
-        kept = set([step for step in steps if step <= snapshot.step][: self.keep])
+        kept = set([step for step in steps if step <= snapshot.step][: self.keep_last])
         if snapshot.best:
             kept.add(snapshot.best["step"])
         for step in steps:
@@ -121,78 +165,96 @@ class Store:
                 self.remove(self.path(step))
 
     def remove(self, path: Path) -> None:
-        """In two steps, so that a half removed checkpoint has no checkpoint's name."""
-        aside = self.folder / f".removing-{path.name}"
-        os.rename(path, aside)
-        shutil.rmtree(aside)
+        """Rename, then remove, so that a half removed checkpoint does not look like one."""
+        renamed = self.folder / f"{REMOVING}{path.name}"
+        os.rename(path, renamed)
+        shutil.rmtree(renamed)
 
-    def tidy(self) -> None:
-        """Removes what kills have left."""
+    def remove_leftovers(self) -> None:
+        """Remove what killed processes left behind."""
         for entry in os.scandir(self.folder) if self.folder.is_dir() else ():
-            if entry.name.startswith((".making-", ".removing-")):
+            if entry.name.startswith(TEMPORARY_PREFIXES):
                 shutil.rmtree(entry.path)
 
-    def load(self) -> tuple[Snapshot, dict[str, Tensor], list[Note]] | None:
-        """The last checkpoint that is whole, the tensors of its model, and what is wrong with later ones."""
-        complaints: list[Note] = []
+    def load(self) -> LoadedCheckpoint | None:
+        """Load the last intact checkpoint; None if there are no checkpoints.
+
+        Raises:
+            CheckpointError: There are checkpoints, and all are damaged.
+        """
+        notes: list[Note] = []
         for step in self.steps():
             try:
-                snapshot, model = read_checkpoint_folder(self.path(step))
+                snapshot, model = read_training_checkpoint(self.path(step))
             except CheckpointError as error:
-                complaints.append(Note(f"{error} It is skipped.", "checkpoint_damaged"))
+                notes.append(Note(f"{error} It is skipped.", "checkpoint_damaged"))
                 continue
-            self.last = step
-            return self.without_lost_best(snapshot, complaints), model, complaints
-        if complaints:
-            told = f"No checkpoint in {self.folder} is whole; without that folder the run begins anew."
-            raise CheckpointError(" ".join([*complaints, told]))
+            self.last_step = step
+            return self.drop_damaged_best(LoadedCheckpoint(snapshot, model, tuple(notes)))
+        if notes:
+            advice = f"No checkpoint in {self.folder} is intact. Remove that directory to start the run again."
+            raise CheckpointError(" ".join([*notes, advice]), code="checkpoints_damaged")
         return None
 
-    def without_lost_best(self, snapshot: Snapshot, complaints: list[Note]) -> Snapshot:
-        """The snapshot as it is; but if the checkpoint that was best is damaged, the best is yet to come."""
-        if snapshot.best and snapshot.best["step"] != snapshot.step:
+    def drop_damaged_best(self, loaded: LoadedCheckpoint) -> LoadedCheckpoint:
+        """Forget the best evaluation if its checkpoint is damaged."""
+        best = loaded.snapshot.best
+        if best and best["step"] != loaded.snapshot.step:
             try:
-                read_checkpoint_folder(self.path(snapshot.best["step"]))
+                read_training_checkpoint(self.path(best["step"]))
             except CheckpointError as error:
-                complaints.append(Note(f"{error} It was the best so far.", "best_checkpoint_damaged"))
-                return replace(snapshot, best=None)
-        return snapshot
+                note = Note(f"{error} It was the best so far.", "best_checkpoint_damaged")
+                return replace(loaded, snapshot=replace(loaded.snapshot, best=None), notes=(*loaded.notes, note))
+        return loaded
 
 
-def manifest(snapshot: Snapshot, sums: dict[str, str]) -> dict[str, Any]:
-    said = {name: getattr(snapshot, name) for name in ("step", "seconds", "metrics_bytes", "best", "notes")}
-    return {"format": FORMAT, **said, "files": sums}
+def write_checkpoint_files(folder: Path, snapshot: Snapshot, model: Checkpoint) -> None:
+    """Write the files of a checkpoint to an empty directory, and sync them to disk."""
+    checksums = {WEIGHTS_FILE: write_file(folder / WEIGHTS_FILE, safetensors_chunks(model.tensors))}
+    document = {**model_json(model), "sha256": checksums[WEIGHTS_FILE]}
+    checksums[MODEL_JSON] = write_file(folder / MODEL_JSON, [json_bytes(document, ascii_only=True)])
+    checksums[STATE_FILE] = write_file(folder / STATE_FILE, safetensors_chunks(snapshot.tensors))
+    manifest = {"format": FORMAT, **snapshot.to_json(), "files": checksums}
+    write_file(folder / MANIFEST_FILE, [json_bytes(add_seal(manifest), ascii_only=True)])
+    sync(folder)
 
 
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """With a checksum of itself."""
-    return {**content, "seal": digest(json.dumps(content, sort_keys=True))}
+def add_seal(document: dict[str, Any]) -> dict[str, Any]:
+    """Add the document's own checksum."""
+    return {**document, "seal": digest(json.dumps(document, sort_keys=True))}
 
 
-def read_checkpoint_folder(folder: Path) -> tuple[Snapshot, dict[str, Tensor]]:
-    """What `Store.save` wrote; a single changed bit anywhere is a CheckpointError that names the file."""
-    said = read_manifest(folder / MANIFEST)
-    for name, expected in said["files"].items():
+def read_training_checkpoint(folder: Path) -> tuple[Snapshot, dict[str, Tensor]]:
+    """Read a checkpoint of a run.
+
+    Returns:
+        The snapshot, and the tensors of the model.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, by a single bit or more; the message names it.
+    """
+    manifest = read_manifest(folder / MANIFEST_FILE)
+    for name, expected in manifest["files"].items():
         try:
-            good = sha256(folder / name) == expected
+            is_intact = sha256(folder / name) == expected
         except OSError as error:
             raise CheckpointError(f"{folder / name} cannot be read ({error.strerror}).") from None
-        if not good:
-            raise CheckpointError(f"{folder / name} is damaged: its checksum is not the one in {MANIFEST}.")
-    values = {name: said[name] for name in ("step", "seconds", "metrics_bytes", "best", "notes")}
-    return Snapshot(**values, tensors=load_file(folder / STATE)), load_file(folder / WEIGHTS)
+        if not is_intact:
+            raise CheckpointError(f"{folder / name} is damaged: its checksum differs from that in {MANIFEST_FILE}.")
+    return Snapshot.from_json(manifest, load_file(folder / STATE_FILE)), load_file(folder / WEIGHTS_FILE)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
+    """Read state.json and verify its own checksum."""
     try:
         raw = path.read_bytes()
-        content = json.loads(raw)
-        del content["seal"]
-        whole = raw == json_bytes(sealed(content), ascii_only=True)
+        document = json.loads(raw)
+        del document["seal"]
+        is_intact = raw == json_bytes(add_seal(document), ascii_only=True)
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         raise CheckpointError(f"{path} is missing or damaged.") from None
-    if not whole:
-        raise CheckpointError(f"{path} is damaged: its checksum is not its own.")
-    if content["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {content['format']!r}; this patchword reads {FORMAT}.")
-    return content
+    if not is_intact:
+        raise CheckpointError(f"{path} is damaged: it does not match its own checksum.")
+    if document["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {document['format']!r}, but this version reads {FORMAT}.")
+    return dict(document)

@@ -1,7 +1,7 @@
-"""What happens when a loss or a gradient is not a number: the step is not made, and its cause is kept.
+"""NaN and Inf in a training step: the step is discarded, and its cause is saved so that it can be reproduced.
 
-A fault folder RUN/faults/step-00000120 holds the model before the step, the batch, and fault.json, which says where the
-first bad number arose. `replay` computes the step again and must meet the same bad tensor. Nothing in it is pickled.
+A fault directory RUN/faults/step-00000120 holds the model before the step, the batch, and fault.json, which names the
+first tensor that was not finite. `replay` computes the step again and should find the same tensor. Nothing is pickled.
 """
 
 import copy
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS, model_json, read_model_dir
+from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS_FILE, model_json, read_model_dir
 from ..checkpoints.tensor_files import write_tensors
 from ..config.train import Precision
 from ..core.io import atomic_output, read_json, sha256, tensor_bytes, write_json
@@ -26,49 +26,71 @@ from ..models import optimize_for_cpu
 from .objective import Objective
 from .precision import autocast
 
-RECORD, BATCH = "fault.json", "batch.safetensors"
+FAULT_FILE, BATCH_FILE = "fault.json", "batch.safetensors"
+FORMER_NAMES = {"place": "location", "part": "micro_batch", "where": "stage", "taught": "teacher_logits"}
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the first number arose that is none."""
+class FaultLocation:
+    """The first tensor that was not finite.
 
-    where: str  # "input", "forward", "loss" or "backward"
-    layer: str  # what was not finite: part of the input, a module's output, or a weight's gradient
-    sha256: str  # of that tensor
+    Attributes:
+        stage: "input", "forward", "loss" or "backward".
+        layer: The input tensor, the module (its output) or the parameter (its gradient).
+        sha256: The digest of the tensor.
+    """
+
+    stage: str
+    layer: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}, {self.layer}"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A step that was not made."""
+    """A step that was discarded.
+
+    Attributes:
+        step: The number of steps before it.
+        micro_batch: Which micro-batch of the step failed, with gradient accumulation.
+        seed: The seed of the model's randomness (dropout) in that micro-batch.
+        location: Where it went wrong; None if that could not be reproduced.
+        samples: The names of the samples of the micro-batch.
+        objective: The loss, as JSON.
+        precision: The precision of the step.
+    """
 
     step: int
-    part: int  # of the batch, where it is computed in parts
-    seed: int  # of the model's own randomness (dropout) in that part
-    place: Place | None  # None: it did not happen again
+    micro_batch: int
+    seed: int
+    location: FaultLocation | None
     samples: list[str]
     objective: dict[str, Any]
     precision: Precision = "fp32"
 
 
 def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or Inf."""
     return bool(torch.isfinite(tensor).all())
 
 
-def digest(tensor: Tensor) -> str:
+def tensor_digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes."""
     return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
 
 @contextmanager
-def watched(model: nn.Module, found: list[Place]) -> Iterator[None]:
-    """Notes the modules whose output is not finite, in the order in which they compute."""
+def record_non_finite(model: nn.Module, locations: list[FaultLocation]) -> Iterator[None]:
+    """Append to `locations` every leaf module whose output is not finite, in the order of computation."""
 
-    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not is_finite(output):
-            found.append(Place("forward", name, digest(output)))
+            locations.append(FaultLocation("forward", name, tensor_digest(output)))
 
     leaves = [(n, m) for n, m in model.named_modules() if not list(m.children())]
-    hooks = [m.register_forward_hook(partial(look, n)) for n, m in leaves]
+    hooks = [m.register_forward_hook(partial(check, n)) for n, m in leaves]
     try:
         yield
     finally:
@@ -76,55 +98,74 @@ def watched(model: nn.Module, found: list[Place]) -> Iterator[None]:
             hook.remove()
 
 
-def diagnose(
+def locate_fault(
     model: nn.Module, objective: Objective, batch: dict[str, Tensor], seed: int, precision: Precision = "fp32"
-) -> Place | None:
-    """Computes one part of a step again, on a copy of the model: where it first goes wrong, or None.
+) -> FaultLocation | None:
+    """Compute one micro-batch again, on a copy of the model, and find the first tensor that is not finite.
 
-    `batch` has "images" and "targets" and, with a teacher, "taught".
+    Args:
+        model: The model before the step.
+        objective: The loss.
+        batch: "images", "targets" and, with a teacher, "teacher_logits".
+        seed: The seed of the model's randomness.
+        precision: The precision of the step.
     """
     for name, tensor in batch.items():
         if tensor.is_floating_point() and not is_finite(tensor):
-            return Place("input", name, digest(tensor))
-    # Laid out in memory as if read from a file: a convolution's last bits depend on that.
+            return FaultLocation("input", name, tensor_digest(tensor))
+    # Contiguous, as if read from a file: the last bits of a convolution depend on the memory layout.
     batch = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in batch.items()}
-    found: list[Place] = []
-    model = optimize_for_cpu(copy.deepcopy(model)).train()  # a batch norm's statistics change in the forward pass
+    locations: list[FaultLocation] = []
+    model = optimize_for_cpu(copy.deepcopy(model)).train()  # a copy: the forward pass updates batch norm statistics
     torch.manual_seed(seed)
-    with watched(model, found), autocast(precision, batch["images"].device):
+    with record_non_finite(model, locations), autocast(precision, batch["images"].device):
         loss, _ = objective(model, **batch)
-    if found:
-        return found[0]
+    if locations:
+        return locations[0]
     if not is_finite(loss):
-        return Place("loss", "loss", digest(loss))
+        return FaultLocation("loss", "loss", tensor_digest(loss))
     loss.backward()
     gradients = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
-    bad = [Place("backward", name, digest(g)) for name, g in gradients if not is_finite(g.norm())]
-    return bad[-1] if bad else None  # the last in the model is the first that the backward pass meets
+    locations = [FaultLocation("backward", name, tensor_digest(g)) for name, g in gradients if not is_finite(g.norm())]
+    return locations[-1] if locations else None  # the last in the model is the first in the backward pass
 
 
-def write_fault(run: Path, fault: Fault, model: Checkpoint, batch: dict[str, Tensor], weights: Tensor | None) -> Path:
-    """RUN/faults/step-..., whole or not at all; the same fault once more gets a number."""
-    folder = run / "faults" / f"step-{fault.step:08d}"
+def write_fault(
+    run_dir: Path, fault: Fault, model: Checkpoint, batch: dict[str, Tensor], class_weights: Tensor | None
+) -> Path:
+    """Write RUN/faults/step-..., completely or not at all; if the step failed before, the name gets a number."""
+    folder = run_dir / "faults" / f"step-{fault.step:08d}"
     number = 1
     while folder.exists():
         number += 1
         folder = folder.with_name(f"step-{fault.step:08d}-{number}")
-    with atomic_output(folder) as made:
-        made.mkdir()
-        write_tensors(made / WEIGHTS, model.tensors)
-        write_json(made / MODEL_JSON, {**model_json(model), "sha256": sha256(made / WEIGHTS)})
-        write_tensors(made / BATCH, {**batch, **({} if weights is None else {"weights": weights})})
-        write_json(made / RECORD, asdict(fault))
+    with atomic_output(folder) as temporary:
+        temporary.mkdir()
+        write_tensors(temporary / WEIGHTS_FILE, model.tensors)
+        write_json(temporary / MODEL_JSON, {**model_json(model), "sha256": sha256(temporary / WEIGHTS_FILE)})
+        extra = {} if class_weights is None else {"weights": class_weights}
+        write_tensors(temporary / BATCH_FILE, {**batch, **extra})
+        write_json(temporary / FAULT_FILE, asdict(fault))
     return folder
 
 
-def replay(folder: str | Path) -> tuple[Fault, Place | None]:
-    """The recorded fault, and where the step goes wrong when it is computed again: the same place, if all is well."""
+def read_fault(folder: Path) -> Fault:
+    """Read fault.json, also that of earlier versions."""
+    document = with_current_names(read_json(folder / FAULT_FILE))
+    location = document.pop("location")
+    return Fault(**document, location=FaultLocation(**with_current_names(location)) if location else None)
+
+
+def with_current_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Rename keys that earlier versions wrote."""
+    return {FORMER_NAMES.get(name, name): value for name, value in values.items()}
+
+
+def replay(folder: str | Path) -> tuple[Fault, FaultLocation | None]:
+    """Return the recorded fault, and where the step goes wrong when it is computed again."""
     folder = Path(folder)
-    said = read_json(folder / RECORD)
-    place = Place(**said.pop("place")) if said["place"] else None
-    fault = Fault(**{**said, "place": place})
-    batch = load_file(folder / BATCH)
+    fault = read_fault(folder)
+    batch = with_current_names(load_file(folder / BATCH_FILE))
     objective = Objective.from_json(fault.objective, batch.pop("weights", None))
-    return fault, diagnose(read_model_dir(folder).model(), objective, batch, fault.seed, fault.precision)
+    model = read_model_dir(folder).build_model()
+    return fault, locate_fault(model, objective, batch, fault.seed, fault.precision)

@@ -1,396 +1,496 @@
-"""Training from the first step to the published model, in one process or many, through kills and resumptions.
+"""A training run from the first step to the published model, in one process or many, through kills and resumptions.
 
-`train` starts a run, `resume` goes on with one; both come to the same end. A run can be cut off anywhere: what counts
-is the last checkpoint, and from it the same steps are made again, bit for bit.
+`train` starts a run and `resume` continues one. A run can be killed at any time: it continues from its last checkpoint,
+and with a fixed number of steps its result is bit-identical to that of an uninterrupted run.
 """
 
 import contextlib
-import math
+import platform
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from .. import __version__
+from ..checkpoints.checkpoint import Checkpoint
 from ..config import Config
 from ..config.config_checks import config_notes
-from ..core.runtime import Stop, thread_limit
+from ..core.io import unlock
+from ..core.runtime import StopSignal, limit_threads, machine_info
 from ..data.check_readable import require_readable
 from ..data.resolve import open_data, subsample, with_validation
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note, Stopped, TrainingError
-from .allocator import keep_memory
-from .auto_resume import ResumeMode, finished_outcome, run_to_resume
-from .callbacks import Callback, RunInfo, TrainResult
-from .checkpointing import Snapshot, Store
+from ..models import optimize_for_cpu
+from ..report import TrainingReport, write_training_report
+from .allocator import retain_freed_memory
+from .auto_resume import ResumeMode, find_run_to_resume, finished_result, is_restarted
+from .callbacks import Callback, LogRow, RunInfo, TrainResult
+from .checkpointing import CheckpointStore, LoadedCheckpoint, Snapshot, read_training_checkpoint
 from .distributed import ProcessGroup
-from .finish import finish
+from .evaluator import EvalOutputs, evaluate_split
 from .nan_guard import Fault, write_fault
+from .pacing import Pacing, make_clock
 from .precision import resolve_precision
+from .report_content import classification_results, unreadable_images, unreadable_notes
 from .run_dir import (
-    Metrics,
+    REPORT_FILE,
+    MetricsLog,
+    create_run_dir,
+    discard_run_dir,
+    elapsed_seconds,
     is_finished,
-    new_folder,
+    lock_run_dir,
+    publish_model,
     read_config,
     read_split,
-    seconds_spent,
-    take_back,
-    tidy,
+    remove_leftovers,
     update_config,
     write_split,
 )
-from .schedule import BudgetClock, Clock, StepClock
-from .trainer import NotANumber, Trainer
-from .validation import Answers, ask
+from .schedule import BudgetClock, StepClock
+from .selection import ENDPOINTS, is_better, select_interpolation
+from .trainer import NonFiniteStep, Trainer
 
-EVALUATION_SHARE = 0.1  # of a budget goes to evaluations before the last
-MOST_EVALUATIONS = 200  # of a run; with few pictures an epoch is over in no time
-ENDS = {
-    0.0: "The fine-tuned weights",
-    1.0: "The initial weights",
-}  # evaluated beside their interpolation, by init weight
-EARLY, EVERY = 10, 10  # steps that get a row: the first ones, and every tenth
+FIRST_LOGGED, LOG_EVERY = 10, 10  # the first ten steps get a row in metrics.jsonl, then every tenth
 
 
 def train(
     config: Config,
     out: str | Path | None = None,
     *,
-    parts: DatasetSplits | None = None,
-    watchers: tuple[Callback, ...] = (),
+    splits: DatasetSplits | None = None,
+    callbacks: tuple[Callback, ...] = (),
     resume: ResumeMode = "never",
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> TrainResult | None:
-    """Trains as `config` says and returns what came of it; the run folder is `out`, or a new one below runs/.
-
-    Of several processes only the first returns an outcome.
+    """Train a model.
 
     Args:
-        parts: the data, where they are in memory already; otherwise config.data says where they are.
+        config: The configuration.
+        out: The run directory, which must be new or empty; by default a new one below runs/.
+        splits: The data, if it is in memory already; otherwise `config.data` says where it is.
+        callbacks: Objects that follow the run.
         resume: "auto" continues the run in `out` (without `out`, the last one of this name), if there is one with the
-            same config; "never" refuses a directory that exists. A process that torchrun has restarted always resumes.
-        started: now() when the budget began to run; the present, if not given.
-        now: the clock, in seconds, that budgets and the time between checkpoints are measured by.
+            same configuration; "never" refuses a directory that exists. A job that torchrun restarted always resumes.
+        started: `now()` when the budget began; by default the time of this call.
+        now: The clock, in seconds, for budgets and the time between checkpoints.
+
+    Returns:
+        The result; None in all processes but the first.
     """
     started = now() if started is None else started
-    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.num_threads):
-        found = run_to_resume(config, out, resume, world)
-        if found is not None:
-            if world.from_first(lambda: is_finished(found)):
-                return finished_outcome(found, watchers) if world.first else None
-            return resumed_run(found, parts, world, watchers, started, now).go()
-        config = config.replace(precision=resolve_precision(config.precision, world.device))
-        opened = open_splits(config, parts, None)  # a wrong path is told before there is a folder
-        for name, part in opened.present().items():
-            require_readable(part, f"The part {name!r}")
-        folder = Path(world.shared(str(new_folder(config, out)) if world.first else None))
+    with contextlib.closing(ProcessGroup()) as group, limit_threads(config.num_threads):
+        existing = find_run_to_resume(config, out, resume, group)
+        if existing is not None:
+            if group.run_on_main(lambda: is_finished(existing)):
+                return finished_result(existing, callbacks) if group.is_main else None
+            return continue_run(existing, splits, group, callbacks, started, now)
+        config = config.replace(precision=resolve_precision(config.precision, group.device))
+        opened = open_splits(config, splits, None)  # before the directory is created: a path may be wrong
+        for name, source in opened.as_dict().items():
+            require_readable(source, f"The split {name!r}")
+        run_dir = Path(group.run_on_main(lambda: str(create_run_dir(config, out))))
         try:
-            run = Run(folder, config, opened, world, watchers, started, now)
+            run = Run(run_dir, config, opened, group, callbacks, started, now)
         except BaseException:
-            if world.first:  # wrong weights, say: a folder without a single step would only be in the way
-                take_back(folder)
+            if group.is_main:  # nothing was trained, such as when the weights of `init` cannot be read
+                discard_run_dir(run_dir)
             raise
-        return run.go()
+        return run.run()
 
 
 def resume(
-    folder: str | Path,
+    run_dir: str | Path,
     *,
-    parts: DatasetSplits | None = None,
-    watchers: tuple[Callback, ...] = (),
+    splits: DatasetSplits | None = None,
+    callbacks: tuple[Callback, ...] = (),
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> TrainResult | None:
-    """Goes on with a run that was cut off, from its last whole checkpoint."""
+    """Continue a run that was stopped or killed, from its last intact checkpoint. See `train` for the arguments.
+
+    Raises:
+        ConfigError: The run is finished; code "run_finished". A job that torchrun restarted returns its result instead.
+    """
     started = now() if started is None else started
-    folder = Path(folder).expanduser()
-    config = read_config(folder)
-    if is_finished(folder):
-        raise ConfigError(f"{folder} is finished; there is nothing to resume. Its report is {folder / 'report.html'}.")
-    with contextlib.closing(ProcessGroup()) as world, thread_limit(config.num_threads):
-        return resumed_run(folder, parts, world, watchers, started, now).go()
+    run_dir = Path(run_dir).expanduser()
+    config = read_config(run_dir)
+    with contextlib.closing(ProcessGroup()) as group, limit_threads(config.num_threads):
+        if group.run_on_main(lambda: is_finished(run_dir)):
+            if not is_restarted(group):
+                report = run_dir / REPORT_FILE
+                raise ConfigError(
+                    f"{run_dir} is finished, so there is nothing to resume. Its report is {report}.",
+                    code="run_finished",
+                )
+            return finished_result(run_dir, callbacks) if group.is_main else None
+        return continue_run(run_dir, splits, group, callbacks, started, now)
 
 
-def resumed_run(
-    folder: Path,
-    parts: DatasetSplits | None,
-    world: ProcessGroup,
-    watchers: tuple[Callback, ...],
+def continue_run(
+    run_dir: Path,
+    splits: DatasetSplits | None,
+    group: ProcessGroup,
+    callbacks: tuple[Callback, ...],
     started: float,
     now: Callable[[], float],
-) -> "Run":
-    config = read_config(folder)
-    resolve_precision(config.precision, world.device)  # the run may have begun on another machine
-    return Run(folder, config, open_splits(config, parts, read_split(folder)), world, watchers, started, now)
+) -> TrainResult | None:
+    """Run an existing run directory to its end."""
+    config = read_config(run_dir)
+    resolve_precision(config.precision, group.device)  # raises if this machine cannot compute in it
+    opened = open_splits(config, splits, read_split(run_dir))
+    return Run(run_dir, config, opened, group, callbacks, started, now).run()
 
 
-def open_splits(config: Config, parts: DatasetSplits | None, saved: dict[str, Any] | None) -> DatasetSplits:
-    if parts is not None:
-        whole = with_validation(parts, config.data.val_fraction, config.seed, saved)
-        return subsample(whole, config.data.train_fraction, config.seed)
+def open_splits(config: Config, splits: DatasetSplits | None, saved: dict[str, Any] | None) -> DatasetSplits:
+    """Open the data, with a validation set, as a run uses it.
+
+    Args:
+        config: The configuration.
+        splits: The data, if it is in memory.
+        saved: How a run that is resumed has split it.
+    """
+    if splits is not None:
+        complete = with_validation(splits, config.data.val_fraction, config.seed, saved)
+        return subsample(complete, config.data.train_fraction, config.seed)
     if not config.data.source:
-        raise ConfigError("No data: give them after the recipe, as in `patchword train finetune --data.source photos`.")
+        raise ConfigError(
+            "data.source is empty. Give your data, as in `patchword train finetune --data.source photos`."
+        )
     return open_data(config.data, config.seed, saved)
 
 
 class Run:
-    """One process's part in a run."""
+    """One process of a run.
+
+    Args:
+        run_dir: The run directory. If it has a checkpoint, the run continues from there.
+        config: The configuration; `self.config` also has the resolved architecture.
+        splits: The data.
+        group: The processes of the run.
+        callbacks: Called in the main process only.
+        started: `now()` when the budget began.
+        now: The clock, in seconds.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        run_dir: Path,
         config: Config,
-        parts: DatasetSplits,
-        world: ProcessGroup,
-        watchers: tuple[Callback, ...],
+        splits: DatasetSplits,
+        group: ProcessGroup,
+        callbacks: tuple[Callback, ...],
         started: float,
         now: Callable[[], float],
     ) -> None:
-        self.folder, self.parts, self.world, self.now = folder, parts, world, now
-        keep_memory()
-        self.watchers = watchers if world.first else ()
-        self.store = Store(folder, config.keep_last)
-        found = self.store.load()
-        self.trainer = Trainer(config, parts, world, fresh=found is None)
+        retain_freed_memory()
+        self.run_dir, self.splits, self.group, self.started, self.now = run_dir, splits, group, started, now
+        self.callbacks = callbacks if group.is_main else ()
+        self.store = CheckpointStore(run_dir, config.keep_last)
+        loaded = self.store.load()
+        self.trainer = Trainer(config, splits, group, fresh=loaded is None, now=now)
         self.config = self.trainer.config
-        self.best: dict[str, Any] | None = None
-        self.begun: float | None = None  # see BudgetClock
-        self.started, self.spent, self.length = started, seconds_spent(folder), 0
+        self.spent = elapsed_seconds(run_dir)  # by earlier processes
+        self.best: LogRow | None = None
+        self.metrics_bytes = 0
         self.notes = [*config_notes(self.config), *self.trainer.notes]
-        if found is not None:
-            snapshot, model, complaints = found
-            self.trainer.restore(snapshot.step, model, snapshot.tensors)
-            self.best, self.length, self.begun = snapshot.best, snapshot.metrics_bytes, snapshot.notes.get("begun")
-            self.spent = max(self.spent, snapshot.seconds)
-            self.notes = [*map(Note.from_json, snapshot.notes.get("told", self.notes)), *complaints]
-        self.resumed_at = self.trainer.step
-        self.clock = self.make_clock()
-        self.evaluation_seconds = self.trainer.inference_seconds * (2 if self.config.tta_flip else 1)
-        self.evaluating = self.evaluated_at = self.saving = 0.0
-        self.saved_at = self.now()
-        self.step_seconds = 0.0  # of the last step
+        if loaded is not None:
+            self.restore(loaded)
+        self.resumed_step = self.trainer.step
+        self.clock = make_clock(self.config, len(splits.train), self.spent, started, now)
+        if loaded is not None and isinstance(self.clock, BudgetClock):
+            self.clock.first_step_at = loaded.snapshot.first_step_at
+        self.num_images = {name: len(source) for name, source in splits.as_dict().items()}
+        num_final_rounds = 1 + len(ENDPOINTS) if self.config.wise_ft_alpha < 1 else 1
+        self.pacing = Pacing(
+            self.config, self.clock, self.num_images, num_final_rounds, self.trainer.seconds_per_image, now
+        )
+        self.lock: filelock.BaseFileLock | None = None
+        self.metrics_log: MetricsLog | None = None
 
-    def make_clock(self) -> Clock:
-        if self.config.budget is not None:
-            clock = BudgetClock(self.config.budget, self.spent, self.started, self.now)
-            clock.begun = self.begun
-            return clock
-        samples = self.config.epochs * len(self.parts.train)
-        return StepClock(self.config.steps or max(1, math.ceil(samples / self.config.batch_size)))
+    def restore(self, loaded: LoadedCheckpoint) -> None:
+        """Continue from a checkpoint."""
+        snapshot = loaded.snapshot
+        self.trainer.restore(snapshot.step, loaded.model, snapshot.tensors)
+        self.best, self.metrics_bytes = snapshot.best, snapshot.metrics_bytes
+        self.spent = max(self.spent, snapshot.seconds)
+        self.notes = [*(snapshot.notes or self.notes), *loaded.notes]
 
     @property
     def seconds(self) -> float:
+        """Training time so far, over all processes that continued one another."""
         return self.spent + self.now() - self.started
 
-    def go(self) -> TrainResult | None:
-        outcome, begun = None, []
+    def run(self) -> TrainResult | None:
+        """Train, select, publish and report."""
+        result = None
+        started: list[Callback] = []
         try:
-            if self.world.first:
-                self.metrics = Metrics(self.folder, self.length)  # refuses if another process is at it
-                tidy(self.folder)
-                self.store.tidy()
-                update_config(self.folder, self.config)
-                if read_split(self.folder) is None:
-                    write_split(self.folder, self.parts.split)
-            for watcher in self.watchers:
-                watcher.begin(self.briefing())
-                begun.append(watcher)
-            with Stop() as stop:
-                self.steps(stop)
-            outcome = finish(self)
-            return outcome
+            self.group.run_on_main(self.open_files)
+            for callback in self.callbacks:
+                callback.on_train_start(self.info())
+                started.append(callback)
+            with StopSignal() as stop:
+                self.train_loop(stop)
+            result = self.finish()
+            return result
         finally:
-            if self.world.first and hasattr(self, "metrics"):
-                self.metrics.close()
+            if self.metrics_log is not None:
+                self.metrics_log.close()
+            if self.lock is not None:
+                unlock(self.lock)
             self.trainer.close()
-            for watcher in begun:
-                watcher.end(outcome)
+            for callback in started:
+                callback.on_train_end(result)
 
-    def briefing(self) -> RunInfo:
-        count = sum(p.numel() for p in self.trainer.model.parameters())
-        trained = sum(p.numel() for p in self.trainer.parameters)
-        samples = {name: len(part) for name, part in self.parts.present().items()}
-        steps = self.clock.steps if isinstance(self.clock, StepClock) else None
+    def open_files(self) -> None:
+        """Lock the run directory, remove leftovers, and open the metrics."""
+        self.lock = lock_run_dir(self.run_dir)
+        self.metrics_log = MetricsLog(self.run_dir, self.metrics_bytes)
+        remove_leftovers(self.run_dir)
+        self.store.remove_leftovers()
+        update_config(self.run_dir, self.config)
+        if read_split(self.run_dir) is None:
+            write_split(self.run_dir, self.splits.split_info)
+
+    def info(self) -> RunInfo:
+        """Describe the run to callbacks."""
         return RunInfo(
-            self.folder, self.config, count, trained, samples, len(self.trainer.labels), steps, self.resumed_at,
-            tuple(self.notes),
-        )  # fmt: skip
+            run_dir=self.run_dir,
+            config=self.config,
+            num_parameters=self.num_parameters,
+            num_trainable=sum(p.numel() for p in self.trainer.parameters),
+            num_samples=self.num_images,
+            num_classes=len(self.trainer.labels),
+            total_steps=self.clock.total_steps if isinstance(self.clock, StepClock) else None,
+            resumed_step=self.resumed_step,
+            notes=tuple(self.notes),
+        )
 
-    def steps(self, stop: Stop) -> None:
-        trainer, clock = self.trainer, self.clock
-        trainer.begin()
-        over = self.world.shared(clock.over(trainer.step))
-        while not over:
-            start = self.now()
-            progress = self.world.shared(clock.progress(trainer.step))
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters of the model."""
+        return sum(p.numel() for p in self.trainer.model.parameters())
+
+    # Training
+
+    def train_loop(self, stop: StopSignal) -> None:
+        """Make steps until the run is over, with evaluations and checkpoints in between."""
+        trainer, clock, group = self.trainer, self.clock, self.group
+        trainer.start_loader()
+        is_over = group.broadcast(clock.is_over(trainer.step))
+        while not is_over:
+            started = self.now()
+            progress = group.broadcast(clock.progress(trainer.step))
             try:
-                made = trainer.advance(progress)
-            except NotANumber as error:
-                self.stop_at_fault(*error.args[0])
-            self.learn_pace(self.now() - start)
-            self.note_step(made, self.now() - start)
-            over = self.world.shared(clock.over(trainer.step))
-            if over or self.evaluation_due():
-                self.evaluate(last=over)
-            elif self.save_due():
+                metrics = trainer.train_step(progress)
+            except NonFiniteStep as error:
+                self.stop_at_fault(error.fault, error.batch)
+            self.after_step(metrics, self.now() - started)
+            is_over = group.broadcast(clock.is_over(trainer.step))
+            if is_over or group.broadcast(self.pacing.is_eval_due(trainer.step)):
+                self.evaluate(is_last=is_over)
+            elif self.is_save_due():
                 self.save()
-            if self.world.shared(stop.signal is not None):
+            if group.broadcast(stop.signal is not None):
                 self.save()
-                told = f"stopped at step {trainer.step}; go on with: patchword resume {self.folder}"
-                raise Stopped(told, stop.signal or signal.SIGTERM)
+                message = f"stopped at step {trainer.step}; continue with: patchword resume {self.run_dir}"
+                raise Stopped(message, stop.signal or signal.SIGTERM)
 
-    def learn_pace(self, seconds: float) -> None:
-        """Keeps back as much of a budget as the end will take: the last evaluations, saving and the report."""
-        if not isinstance(self.clock, BudgetClock):
-            return
-        self.clock.made(seconds)
-        rounds = 1 + len(ENDS) if self.config.wise_ft_alpha < 1 else 1  # over the validation part
-        held_out = rounds * len(self.trainer.val.source) + len((self.trainer.test or self.trainer.val).source)
-        pace = self.pace_of_evaluation(seconds)
-        self.clock.reserve = min(0.5 * self.clock.budget, 1.15 * pace * held_out + 1.5 * self.saving + 1.0)
-        if self.trainer.step == 1 and self.clock.over(1):
-            text = f"The budget is too short: there was time for one step of {seconds:.0f} s. "
-            self.tell(Note(f"{text}A smaller model, image size or batch gets further.", "budget_too_short"))
+    def after_step(self, metrics: dict[str, float | None], seconds: float) -> None:
+        """Record the time of a step, report it, and log some of the steps."""
+        self.pacing.record_step(seconds)
+        step = self.trainer.step
+        if step == 1 and isinstance(self.clock, BudgetClock) and self.clock.is_over(1):
+            text = f"The budget is too short: it allowed one step of {seconds:.0f} s. "
+            self.add_note(Note(f"{text}Use a smaller model, image size or batch size.", "budget_too_short"))
+        throughput = round(self.config.batch_size / seconds, 1)
+        row = {"kind": "train", **self.position(), **metrics, **self.timing(), "images_per_second": throughput}
+        progress, seconds_left = self.clock.progress(step), self.clock.seconds_left(step, seconds)
+        for callback in self.callbacks:
+            callback.on_step(row, progress, seconds_left)
+        if step <= FIRST_LOGGED or step % LOG_EVERY == 0:
+            self.log(row)
 
-    def tell(self, note: Note) -> None:
-        self.notes.append(note)
-        for watcher in self.watchers:
-            watcher.say(f"note: {note}")
-
-    def pace_of_evaluation(self, step_seconds: float) -> float:
-        """Seconds for a picture: as measured, or else a third of what it takes to train on one, and a margin."""
-        if self.evaluation_seconds:
-            return self.evaluation_seconds
-        return 0.5 * step_seconds / self.config.batch_size * (2 if self.config.tta_flip else 1)
-
-    def note_step(self, made: dict[str, float | None], seconds: float) -> None:
-        step, self.step_seconds = self.trainer.step, seconds
-        speed = {"images_per_second": round(self.config.batch_size / seconds, 1)}
-        row = {"kind": "train", **self.place(), **made, **self.timing(), **speed}
-        if step <= EARLY or step % EVERY == 0:
-            self.note(row)
-            return
-        progress, left = self.clock.progress(step), self.clock.left(step, seconds)
-        for watcher in self.watchers:
-            watcher.tick(row, progress, left)
-
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
+        """Return the current step and epoch."""
         return {"step": self.trainer.step, "epoch": round(self.trainer.epoch, 6)}
 
     def timing(self) -> dict[str, Any]:
+        """Return the training time so far."""
         return {"seconds": round(self.seconds, 3)}
 
-    def note(self, row: dict[str, Any]) -> None:
-        if not self.world.first:
-            return
-        self.metrics.add(row)
-        left = self.clock.left(self.trainer.step, self.step_seconds)
-        for watcher in self.watchers:
-            watcher.row(row, self.clock.progress(self.trainer.step), left)
+    def log(self, row: LogRow) -> None:
+        """Write a row to metrics.jsonl."""
+        if self.metrics_log is not None:
+            self.metrics_log.append(row)
+        for callback in self.callbacks:
+            callback.on_log(row)
 
-    def evaluation_due(self) -> bool:
-        every = max(1, round(self.config.eval_every * len(self.parts.train) / self.config.batch_size))
-        if isinstance(self.clock, StepClock):
-            every = max(every, self.clock.steps // MOST_EVALUATIONS)
-        due = self.trainer.step % every == 0
-        if due and isinstance(self.clock, BudgetClock):
-            cost = self.pace_of_evaluation(self.clock.longest) * len(self.trainer.val.source)
-            late = self.seconds - self.evaluated_at >= self.clock.budget / MOST_EVALUATIONS
-            due = late and self.evaluating + cost <= EVALUATION_SHARE * self.seconds and not self.clock.over(1, cost)
-        return bool(self.world.shared(due))
+    def add_note(self, note: Note) -> None:
+        """Tell the user something; the report shows it, too."""
+        self.notes.append(note)
+        for callback in self.callbacks:
+            callback.on_message(f"note: {note}")
 
-    def evaluate(self, last: bool) -> None:
-        start = self.now()
-        answers = self.asked(self.trainer.evaluated)
-        if not np.isfinite(answers.logits).all():
+    # Evaluation and checkpoints
+
+    def evaluate(self, is_last: bool) -> None:
+        """Evaluate on the validation set; save if that is the best evaluation, the last, or a save is due."""
+        started = self.now()
+        outputs = self.evaluate_model(self.trainer.eval_model)
+        self.require_finite(outputs)
+        self.pacing.record_evaluation(self.now() - started)
+        note = None
+        if is_last and self.config.wise_ft_alpha < 1:
+            assert self.trainer.ema is not None
+            outputs, note = select_interpolation(self.trainer.ema, outputs, self.evaluate_model)
+        row = {"kind": "val", **self.position(), **outputs.metrics(), **self.timing()}
+        is_best = is_better(row, self.best)
+        self.log(row)
+        if is_best:
+            self.best = {name: value for name, value in row.items() if name != "seconds"}
+            self.best["temperature"] = round(outputs.temperature(), 4)
+            if note:  # otherwise the interpolation of an earlier step is published
+                self.add_note(note)
+        if is_best or is_last or self.is_save_due():
+            self.save()
+
+    def evaluate_model(self, model: nn.Module) -> EvalOutputs:
+        """Run a model on the validation set."""
+        return evaluate_split(model, self.trainer.val, tta_flip=self.config.tta_flip, group=self.group)
+
+    def require_finite(self, outputs: EvalOutputs) -> None:
+        """Stop the run if logits are NaN or Inf."""
+        if not np.isfinite(outputs.logits).all():
             raise TrainingError(
                 f"After step {self.trainer.step} the validation logits contain NaN or Inf although the training loss "
                 "was finite. The last checkpoint is kept. A lower learning rate (--optim.lr) or fp32 usually helps.",
                 code="not_finite",
             )
-        took = self.now() - start
-        self.evaluating, self.evaluated_at = self.evaluating + took, self.seconds
-        self.evaluation_seconds = took / len(self.trainer.val.source)
-        told = None
-        if last and self.config.wise_ft_alpha < 1:
-            answers, told = self.choose_share(answers)
-        row = {"kind": "val", **self.place(), **answers.figures(), **self.timing()}
-        better = self.best is None or merit(row) > merit(self.best)
-        self.note(row)
-        if better:
-            self.best = {name: value for name, value in row.items() if name != "seconds"}
-            self.best["temperature"] = round(answers.temperature(), 4)
-            if told:  # if not, the mixture of an earlier step is kept
-                self.tell(told)
-        if better or last or self.save_due():
-            self.save()
 
-    def asked(self, model: nn.Module) -> Answers:
-        return ask(model, self.trainer.val, flip=self.config.tta_flip, world=self.world)
-
-    def choose_share(self, answers: Answers) -> tuple[Answers, Note | None]:
-        """Where pictures are unlike all that the weights have seen before, half way is worse than either end: the best
-        of the three stands for the last step, and a note where that is not the mixture.
-        """
-        average, usual = self.trainer.average, 1 - self.config.wise_ft_alpha
-        assert average is not None
-        found = {usual: answers} | {share: self.asked(average.mixed(share)) for share in ENDS}
-        losses = {share: each.figures()["nll"] for share, each in found.items()}
-        share = min(losses, key=losses.__getitem__)
-        if share == usual:
-            return answers, None
-        average.model = average.mixed(share)
-        text = f"{ENDS[share]} have a validation loss of {losses[share]:.4f}, their interpolation (wise_ft_alpha "
-        text += f"{self.config.wise_ft_alpha:g}) {losses[usual]:.4f}: the former are kept."
-        return found[share], Note(text, "interpolation_not_kept")
-
-    def save_due(self) -> bool:
-        """By time: as configured, and twenty times in a budget, which a kill would else use up, if saving is quick."""
-        every = self.config.save_every
-        if self.config.budget is not None:
-            every = min(every, max(self.config.budget / 20, 50 * self.saving))
-        return bool(self.world.shared(self.now() - self.saved_at >= every))
+    def is_save_due(self) -> bool:
+        """Whether the main process wants to save."""
+        return self.group.broadcast(self.pacing.is_save_due())
 
     def save(self) -> None:
-        start = self.now()
-        if self.world.first:
-            length = self.metrics.sync()
-            notes: dict[str, Any] = {"told": [note.to_json() for note in self.notes]}
-            if isinstance(self.clock, BudgetClock):
-                notes["begun"] = self.clock.begun
-            snapshot = Snapshot(self.trainer.step, self.seconds, length, self.best, self.trainer.state(), notes)
-            self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
-        self.world.barrier()
-        self.saved_at = self.now()
-        self.saving = self.saved_at - start
+        """Save a checkpoint."""
+        started = self.now()
+        self.group.run_on_main(self.write_checkpoint)
+        self.pacing.record_save(started)
+
+    def write_checkpoint(self) -> None:
+        """Write the checkpoint of the current step."""
+        assert self.metrics_log is not None
+        snapshot = Snapshot(
+            step=self.trainer.step,
+            seconds=self.seconds,
+            metrics_bytes=self.metrics_log.sync(),
+            best=self.best,
+            tensors=self.trainer.state_tensors(),
+            notes=tuple(self.notes),
+            first_step_at=self.clock.first_step_at if isinstance(self.clock, BudgetClock) else None,
+        )
+        self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
 
     def provenance(self) -> dict[str, Any]:
-        return {"run": self.config.name, "data": self.config.data.source, "seed": self.config.seed, **self.place()}
+        """Return which run the current weights come from."""
+        return {"run": self.config.name, "data": self.config.data.source, "seed": self.config.seed, **self.position()}
 
-    def stop_at_fault(self, fault: Fault, batch: dict[str, Any]) -> None:
-        """Saves the state before the step, keeps the cause, and says what to do."""
+    def stop_at_fault(self, fault: Fault, batch: dict[str, Tensor]) -> None:
+        """Save the state before a step that was not finite, save its cause, and raise TrainingError."""
         self.save()
-        found = self.world.gathered((fault, batch))  # the process whose share is to blame knows the place
-        fault, batch = next((f for f in found if f[0].place), found[0])
-        told = None
-        if self.world.first:
+        faults = self.group.all_gather((fault, batch))  # only the process with the bad samples knows the location
+        fault, batch = next((pair for pair in faults if pair[0].location), faults[0])
+
+        def write() -> Path:
             raw = self.trainer.checkpoint(self.provenance(), raw=True)
-            told = write_fault(self.folder, fault, raw, batch, self.trainer.objective.weights)
-        told = self.world.shared(told)
-        where = f"{fault.place.where}, {fault.place.layer}" if fault.place else "nowhere when it is computed again"
-        names = ", ".join(fault.samples[:3]) + (f" and {len(fault.samples) - 3} more" if len(fault.samples) > 3 else "")
+            return write_fault(self.run_dir, fault, raw, batch, self.trainer.objective.weights)
+
+        folder = self.group.run_on_main(write)
+        where = str(fault.location) if fault.location else "not reproduced when the step was computed again"
+        num_more = len(fault.samples) - 3
+        samples = ", ".join(fault.samples[:3]) + (f" and {num_more} more" if num_more > 0 else "")
         raise TrainingError(
-            f"Step {fault.step + 1} met a number that is not finite ({where}) in the batch {names}. The step was not "
-            f"made; the state before it is saved in {self.store.path(fault.step)}, the cause in {told}. A lower "
-            f"learning rate (--optim.lr), gradient clipping (--optim.clip-grad-norm 1) or fp32 usually helps.",
+            f"Step {fault.step + 1} produced NaN or Inf ({where}) in the batch {samples}. The step was discarded. The "
+            f"state before it is saved in {self.store.path(fault.step)}, the cause in {folder}. A lower learning rate "
+            "(--optim.lr), gradient clipping (--optim.clip-grad-norm 1) or fp32 usually helps.",
             code="not_finite",
         )
 
+    # The end of the run
 
-def merit(row: dict[str, Any]) -> tuple[float, float]:
-    """What the best checkpoint is best at, on validation: accuracy, then loss."""
-    return row.get("top1", row.get("map", 0.0)), -row["nll"]
+    def finish(self) -> TrainResult | None:
+        """Evaluate the best model on the test set, publish it, and write the report."""
+        if self.best is None:  # the budget was spent before, or the best checkpoint is damaged
+            self.evaluate(is_last=True)
+        assert self.best is not None
+        best = self.best_checkpoint(self.best)
+        metrics = {"val": {k: v for k, v in self.best.items() if k not in ("kind", "step", "epoch")}}
+        split, loader = ("val", self.trainer.val) if self.trainer.test is None else ("test", self.trainer.test)
+        model = optimize_for_cpu(best.build_model()).to(self.group.device)
+        outputs = evaluate_split(model, loader, tta_flip=self.config.tta_flip, group=self.group)
+        temperature = self.best.get("temperature", 1.0)
+        if split == "test":
+            metrics["test"] = {**outputs.metrics(), **outputs.calibration_metrics(temperature)}
+            self.log({"kind": "test", **self.position(), **metrics["test"], **self.timing()})
+        loaders = {"train": self.trainer.loader, "val": self.trainer.val, "test": self.trainer.test}
+        unreadable = unreadable_images(loaders)
+        for note in unreadable_notes(unreadable):
+            self.add_note(note)
+        if not self.group.is_main:
+            return None
+        provenance = {**best.provenance, **self.origin(), "metrics": metrics}
+        results = {**classification_results(loader, outputs), "split": split, "metrics": metrics[split]}
+        publish_model(self.run_dir, replace(best, provenance=provenance, temperature=temperature))
+        report = write_training_report(self.run_dir, self.make_report(results, provenance))
+        return TrainResult(
+            run_dir=self.run_dir,
+            metrics=metrics,
+            best_step=self.best["step"],
+            steps=self.trainer.step,
+            seconds=self.seconds,
+            report=report,
+            notes=tuple(self.notes),
+            num_unreadable=sum(map(len, unreadable.values())),
+        )
+
+    def best_checkpoint(self, best: LogRow) -> Checkpoint:
+        """Return the evaluated model of the best step."""
+        current = self.trainer.checkpoint(self.provenance())
+        if best["step"] == self.trainer.step:
+            return current
+        _, tensors = read_training_checkpoint(self.store.path(best["step"]))
+        position = {"step": best["step"], "epoch": best["epoch"]}
+        return replace(current, tensors=tensors, provenance={**current.provenance, **position})
+
+    def origin(self) -> dict[str, Any]:
+        """Return what is needed to train the same model again."""
+        versions = {"patchword": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        length = {"seconds": round(self.seconds, 1), "steps": self.trainer.step}
+        return {**self.trainer.init_provenance, "versions": versions, **length}
+
+    def make_report(self, results: dict[str, Any], provenance: dict[str, Any]) -> TrainingReport:
+        """Return the content of the HTML report."""
+        assert self.metrics_log is not None
+        return TrainingReport(
+            title=self.run_dir.name,
+            config=self.config,
+            history=self.metrics_log.rows(),
+            parameters=self.num_parameters,
+            samples=self.num_images,
+            notes=tuple(self.notes),
+            machine=machine_info(),
+            seconds=self.seconds,
+            provenance=provenance,
+            **results,
+        )

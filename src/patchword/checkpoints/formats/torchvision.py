@@ -41,7 +41,7 @@ class Torchvision(Family):
     def recognises(self, source: Source) -> bool:
         return "conv_proj.weight" in source.tensors and "encoder.pos_embedding" in source.tensors
 
-    def normalise(self, source: Source) -> tuple[Tensors, Fields]:
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         old = any(".mlp.linear_1." in n for n in source.tensors)
         rename = {
             re.sub(r"\.mlp\.(linear_\d)\.", lambda m: f".mlp.{OLD_MLP.get(m[1], m[1])}.", n): n for n in source.tensors

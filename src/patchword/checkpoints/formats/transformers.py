@@ -81,7 +81,7 @@ class Transformers(Family):
     def recognises(self, source: Source) -> bool:
         return any(n.endswith(PROJECTION) for n in source.tensors)
 
-    def normalise(self, source: Source) -> tuple[Tensors, Fields]:
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         prefix = next((n.removesuffix(PROJECTION) for n in source.tensors if n.endswith(PROJECTION)), "")
         tensors = {n.removeprefix(prefix): t for n, t in source.tensors.items()}
         return tensors, {} if prefix else {"bare": True}

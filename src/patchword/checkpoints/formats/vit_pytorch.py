@@ -64,7 +64,7 @@ class ViTPytorch(Family):
     def recognises(self, source: Source) -> bool:
         return f"{PATCH}.2.weight" in source.tensors and "transformer.norm.weight" in source.tensors
 
-    def normalise(self, source: Source) -> tuple[Tensors, Fields]:
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         tensors = {n: t for n, t in source.tensors.items() if t.numel()}  # an empty cls_token is none
         for name in ("cls_token", "pos_embedding"):
             if name in tensors and 2 <= tensors[name].ndim <= 3:

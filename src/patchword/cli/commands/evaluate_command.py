@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ...errors import ConfigError
-from ..model_args import NOTHING, EngineName, Flag, ModelReference, Reading, title_of, words
-from ..output import print_evaluation, progress, report_unread, say
+from ..model_args import NO_OVERRIDES, EngineName, Flag, ModelReference, ModelArgs, model_title, arg
+from ..output import print_evaluation, progress, report_unreadable, print_status
 
 if TYPE_CHECKING:
     from ...evaluation.evaluate import Evaluation, LabeledImage
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: ModelReference,
-    data: Annotated[Positional[str], words("DATA")],
-    reading: OmitArgPrefixes[Reading] = NOTHING,
-    against: Annotated[str | None, words("MODEL")] = None,
+    data: Annotated[Positional[str], arg("DATA")],
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    against: Annotated[str | None, arg("MODEL")] = None,
     json: Flag = False,
-    csv: Annotated[Path | None, words("FILE")] = None,
-    out: Annotated[Path | None, words("DIR")] = None,
+    csv: Annotated[Path | None, arg("FILE")] = None,
+    out: Annotated[Path | None, arg("DIR")] = None,
     corruptions: Flag = False,
     overwrite: Flag = False,
     batch_size: int = 16,
@@ -61,7 +61,7 @@ def evaluate(
     pictures = labeled_images(data, checkpoint.multi_label)
     classifier, other = Classifier(checkpoint, engine), Classifier.load(against) if against else None
     if engine == "auto":
-        say(f"engine: {classifier.chosen}")
+        print_status(f"engine: {classifier.chosen}")
     check_labels(classifier, model, pictures)
     if other is not None:
         check_labels(other, str(against), pictures)
@@ -69,12 +69,12 @@ def evaluate(
         result = measure(classifier, pictures, against=other, batch_size=batch_size, on_progress=step)
     if csv:
         write_rows(csv, result.rows)
-        say(f"wrote {csv}")
+        print_status(f"wrote {csv}")
     robust = made_worse(classifier, pictures) if corruptions else None
     if out:
         write_evaluation_page(out, model, data, classifier, pictures, result, robust)
     print_result(result, robust, pictures[0].part, json)
-    return report_unread(result.skipped, len(pictures))
+    return report_unreadable(result.skipped, len(pictures))
 
 
 def made_worse(classifier: "Classifier", pictures: "list[LabeledImage]") -> "Robustness":
@@ -115,11 +115,11 @@ def write_evaluation_page(
 
     split = f" ({pictures[0].part} split)" if pictures[0].part else ""
     facts = [
-        ("Model", title_of(model)),
+        ("Model", model_title(model)),
         ("Architecture", repr(classifier)),
         ("Data", f"{data}, {len(pictures):,} images{split}"),
         ("Temperature", f"{classifier.checkpoint.temperature:g}"),
         ("Throughput", f"{result.images_per_second:.1f} images per second"),
     ]
-    write_evaluation(out, title_of(model), classifier, pictures, result, facts, robust)
-    say(f"wrote {out / PAGE}")
+    write_evaluation(out, model_title(model), classifier, pictures, result, facts, robust)
+    print_status(f"wrote {out / PAGE}")

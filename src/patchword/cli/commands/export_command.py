@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ...errors import ConfigError
-from ..model_args import MODEL, NOTHING, Flag, ModelReference, Reading, title_of, words
-from ..output import progress, say
+from ..model_args import MODEL_ARG, NO_OVERRIDES, Flag, ModelReference, ModelArgs, model_title, arg
+from ..output import progress, print_status
 from .evaluate_command import check_labels
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ LOSS = 0.5  # points of accuracy that a file may lose if nothing else is said
 
 def export(
     model: ModelReference,
-    out: Annotated[Positional[Path], words("OUT")],
-    reading: OmitArgPrefixes[Reading] = NOTHING,
+    out: Annotated[Positional[Path], arg("OUT")],
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     whole: Flag = False,
     int8: Flag = False,
     merge: float = 0.0,
     merge_drop: float | None = None,
-    verify: Annotated[str | None, words("DATA")] = None,
-    calibrate: Annotated[str | None, words("DATA")] = None,
+    verify: Annotated[str | None, arg("DATA")] = None,
+    calibrate: Annotated[str | None, arg("DATA")] = None,
     max_drop: float | None = None,
     overwrite: Flag = False,
 ) -> int:
@@ -78,11 +78,11 @@ def export(
     pictures = labeled_images(verify, checkpoint.multi_label) if verify else []
     check_labels(classifier, model, pictures)
     if verify and len(pictures) < FEW:
-        say(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
+        print_status(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
     if merge_drop is not None:
-        merge, pictures = merged_within(classifier, pictures, merge_drop)
+        merge, num_images = merged_within(classifier, pictures, merge_drop)
     wanted = ExportOptions(int8, whole, merged_by(checkpoint.config, merge))
-    say(f"making {out.name}")
+    print_status(f"making {out.name}")
     with atomic_output(out, overwrite=overwrite) as made:
         engine = write_export(checkpoint, made, wanted, calibration(classifier, calibrate))
         with progress("comparing", 2 * len(pictures)) as step:
@@ -133,7 +133,7 @@ def merged_within(
         raise ConfigError("--merge-drop chooses on every second picture of --verify, proves on the others: give more.")
     with progress("choosing", STEPS * len(pictures)) as step:
         part = choose_tome_ratio(classifier, pictures, points / 100, step)
-    say(f"merging {part:.0%} of the patches in each block behind the first quarter, by {len(pictures)} pictures")
+    print_status(f"merging {part:.0%} of the patches in each block behind the first quarter, by {len(pictures)} pictures")
     return part, rest
 
 
@@ -161,12 +161,12 @@ def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
         return None
     import torch
 
-    from ...engines.engine import CALIBRATION
+    from ...engines.engine import NUM_CALIBRATION_IMAGES
     from ...errors import DataError, ImageError
     from ...inference.predict import find_files
 
     files = find_files([data])
-    step = -(-len(files) // CALIBRATION)  # from all classes, which stand in order
+    step = -(-len(files) // NUM_CALIBRATION_IMAGES)  # from all classes, which stand in order
     read = classifier.each(files[::step] if step else [], lambda pixels: pixels)
     good = [row for row in read if not isinstance(row, ImageError)]
     if not good:
@@ -177,8 +177,8 @@ def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
 def print_proof(out: Path, size: int, proof: "ExportCheck") -> None:
     found = proof.parity
     print(f"file       {out}, {size / 2**20:.1f} MiB")
-    same = f"{found.same:.1%} of {found.pictures} pictures that were compared one by one get the same class"
-    print(f"agreement  {same}, divergence {found.divergence:.2g}")
+    same = f"{found.top1_agreement:.1%} of {found.num_images} pictures that were compared one by one get the same class"
+    print(f"agreement  {same}, divergence {found.kl_divergence:.2g}")
     if proof.accuracy is not None:
         each = proof.accuracy
         chance = f" (p = {each['p_value']:.2g})" if "p_value" in each else ""
@@ -187,13 +187,13 @@ def print_proof(out: Path, size: int, proof: "ExportCheck") -> None:
 
 
 def bench(
-    model: Annotated[Positional[str], MODEL] = "patchword:cifar10",
-    reading: OmitArgPrefixes[Reading] = NOTHING,
-    engines: Annotated[tuple[str, ...], words("NAME...")] = (),
+    model: Annotated[Positional[str], MODEL_ARG] = "patchword:cifar10",
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    engines: Annotated[tuple[str, ...], arg("NAME...")] = (),
     seconds: float = 5.0,
-    verify: Annotated[str | None, words("DATA")] = None,
+    verify: Annotated[str | None, arg("DATA")] = None,
     json: Flag = False,
-    out: Annotated[Path | None, words("DIR")] = None,
+    out: Annotated[Path | None, arg("DIR")] = None,
     overwrite: Flag = False,
 ) -> int:
     """Measure this machine's engines side by side: latency, throughput, memory, and whether answers stay the same.
@@ -210,11 +210,11 @@ def bench(
     """
     if seconds <= 0:
         raise ConfigError(f"--seconds must be above 0, not {seconds:g}.")
-    from ...engines.bench import BATCHES
-    from ...engines.bench import bench as measure
+    from ...engines.bench import BATCH_SIZES
+    from ...engines.bench_engines import bench_engines as measure
     from ...engines.engine import ENGINES
-    from ...engines.engine_trials import try_engines
-    from ...engines.parity import varied_images
+    from ...engines.engine_trials import run_trials
+    from ...engines.parity import held_out_images
     from ...evaluation.evaluate import labeled_images
     from ...inference.classifier import Classifier
     from ...report.figure_files import require_room
@@ -230,15 +230,15 @@ def bench(
     check_labels(classifier, model, pictures)
     asked = engines or tuple(ENGINES)
     with progress("trying", len(asked)) as step:
-        verdicts = try_engines(asked, step)
+        verdicts = run_trials(asked, step)
     names = [name for name, verdict in verdicts.items() if verdict.works]
     for verdict in verdicts.values():
         if not verdict.works:
-            say(f"{verdict.name} does not work here: {verdict.why}")
+            print_status(f"{verdict.name} does not work here: {verdict.reason}")
     if not names:
         raise ConfigError("None of these engines works here.")
-    with progress("measuring", len(names) + len(BATCHES)) as step:
-        rows = measure(checkpoint, names, varied_images(checkpoint.preprocess), seconds, on_progress=step)
+    with progress("measuring", len(names) + len(BATCH_SIZES)) as step:
+        rows = measure(checkpoint, names, held_out_images(checkpoint.preprocess), seconds, on_progress=step)
     if all(row.error for row in rows):
         raise ConfigError(f"None of these engines can run this model. {rows[0].name}: {rows[0].error}")
     accuracy = accuracies(checkpoint, [row.name for row in rows if not row.error], pictures) if pictures else {}
@@ -275,10 +275,10 @@ def show_bench(rows: "list[EngineBench]", accuracy: dict[str, float], json: bool
 
 
 def write_bench_page(out: Path, model: str, rows: "list[EngineBench]", accuracy: dict[str, float]) -> None:
-    from ...core.runtime import machine_line
+    from ...core.runtime import machine_summary
     from ...report.figure_files import PAGE
     from ...report.pages import write_bench
 
-    facts = [("Model", title_of(model)), ("Machine", machine_line())]
-    write_bench(out, title_of(model), facts, rows, accuracy)
-    say(f"wrote {out / PAGE}")
+    facts = [("Model", model_title(model)), ("Machine", machine_summary())]
+    write_bench(out, model_title(model), facts, rows, accuracy)
+    print_status(f"wrote {out / PAGE}")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ...errors import ConfigError, DataError, PatchwordError
-from ..config_flags import STATISTICS, TAKEN
-from ..model_args import NOTHING, Flag, ModelReference, Reading, title_of, words
-from ..output import progress, report_unread, say
+from ..config_flags import CHANNEL_STATS, CONFIG_VALUES
+from ..model_args import NO_OVERRIDES, Flag, ModelReference, ModelArgs, model_title, arg
+from ..output import progress, report_unreadable, print_status
 
 if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
@@ -20,10 +20,10 @@ NAMED = 6  # pictures whose names stand on the page
 
 def inspect(
     model: ModelReference,
-    images: Annotated[Positional[tuple[str, ...]], words("IMAGE...")] = (),
+    images: Annotated[Positional[tuple[str, ...]], arg("IMAGE...")] = (),
     *,
-    out: Annotated[Path, words("DIR")],
-    reading: OmitArgPrefixes[Reading] = NOTHING,
+    out: Annotated[Path, arg("DIR")],
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     label: str | None = None,
     most: int = 64,
     overwrite: Flag = False,
@@ -54,7 +54,7 @@ def inspect(
     classifier = Classifier(reading.read(model))
     pictures = gather(classifier, images, most)
     if images and not pictures.names:
-        report_unread(list(pictures.unread), len(pictures.unread))
+        report_unreadable(list(pictures.unread), len(pictures.unread))
         raise DataError("None of the pictures could be read, so there is nothing to look at.")
     subject = Subject(
         classifier, pictures, None if label is None else find_class(classifier.labels, label), before_resizing(model)
@@ -62,20 +62,20 @@ def inspect(
     with progress("looking", len(NAMES)) as step:
         found = look(subject, lambda title: step())
     notes = [*classifier.checkpoint.notes, *(reason for _, reason in pictures.unread)]
-    page = inspection_html(title_of(model), facts(subject, found), found.exhibits, notes)
+    page = inspection_html(model_title(model), facts(subject, found), found.exhibits, notes)
     write_page(out, page, found.exhibits, NAMES)
-    say(f"wrote {out / PAGE} and {sum(e.draw is not None for e in found.exhibits)} figures")
-    return report_unread(list(pictures.unread), len(pictures.names) + len(pictures.unread))
+    print_status(f"wrote {out / PAGE} and {sum(e.draw is not None for e in found.exhibits)} figures")
+    return report_unreadable(list(pictures.unread), len(pictures.names) + len(pictures.unread))
 
 
 def before_resizing(model: str) -> "Checkpoint | None":
     """The checkpoint as it is, where the command line asks for another image size and the file can do without."""
-    if "image_size" not in TAKEN:
+    if "image_size" not in CONFIG_VALUES:
         return None
     from ...checkpoints import read_checkpoint
 
     try:
-        return read_checkpoint(model, **{n: v for n, v in TAKEN.items() if n not in ("image_size", *STATISTICS)})
+        return read_checkpoint(model, **{n: v for n, v in CONFIG_VALUES.items() if n not in ("image_size", *CHANNEL_STATS)})
     except PatchwordError:  # only the image size made it readable
         return None
 

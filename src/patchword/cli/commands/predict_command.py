@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ...errors import ConfigError
-from ..model_args import NOTHING, EngineName, Flag, ModelReference, Reading, words
-from ..output import print_predictions, progress, report_unread, say
+from ..model_args import NO_OVERRIDES, EngineName, Flag, ModelReference, ModelArgs, arg
+from ..output import print_predictions, progress, report_unreadable, print_status
 
 if TYPE_CHECKING:
     from ...inference.classifier import Classifier
@@ -18,12 +18,12 @@ Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "t
 
 def predict(
     model: ModelReference,
-    images: Annotated[Positional[tuple[str, ...]], words("IMAGE...")],
-    reading: OmitArgPrefixes[Reading] = NOTHING,
+    images: Annotated[Positional[tuple[str, ...]], arg("IMAGE...")],
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     top: int = 5,
     json: Flag = False,
-    csv: Annotated[Path | None, words("FILE")] = None,
-    explain: Annotated[Path | None, words("DIR")] = None,
+    csv: Annotated[Path | None, arg("FILE")] = None,
+    explain: Annotated[Path | None, arg("DIR")] = None,
     overwrite: Flag = False,
     engine: EngineName = "torch",
 ) -> int:
@@ -51,7 +51,7 @@ def predict(
     files = prediction.find_files(images)
     classifier = Classifier(reading.read(model), engine)
     if engine == "auto":
-        say(f"engine: {classifier.chosen}")
+        print_status(f"engine: {classifier.chosen}")
     if explain:
         from ...report.explanation_images import check_folder
 
@@ -66,7 +66,7 @@ def predict(
         print(json_format.dumps(rows, indent=2))
     else:
         print_predictions(rows)
-    return report_unread([(row["path"], row["error"]) for row in rows if "error" in row], len(rows))
+    return report_unreadable([(row["path"], row["error"]) for row in rows if "error" in row], len(rows))
 
 
 def write_table(classifier: "Classifier", files: list[Path], top: int, csv: Path, explain: Path | None) -> int:
@@ -76,13 +76,13 @@ def write_table(classifier: "Classifier", files: list[Path], top: int, csv: Path
     with progress("predicting", len(files)) as step:
         written = predict_table(classifier, files, top, csv, step)
     if written.already:
-        say(f"went on behind the {written.already:,} pictures that {csv}.partial had already")
+        print_status(f"went on behind the {written.already:,} pictures that {csv}.partial had already")
     if explain:
         explain_all(classifier, files, explain)
-    say(f"wrote {csv}")
-    code = report_unread(written.unread, len(files))
+    print_status(f"wrote {csv}")
+    code = report_unreadable(written.unread, len(files))
     if written.already_unread:
-        say(f"{written.already_unread:,} more could not be read before; the column error says why.")
+        print_status(f"{written.already_unread:,} more could not be read before; the column error says why.")
     return 3 if written.already_unread else code
 
 
@@ -93,14 +93,14 @@ def explain_all(classifier: "Classifier", files: list[Path], folder: Path) -> No
     with progress("explaining", len(files)) as step:
         written = sum(isinstance(each, Path) for each in explain_files(classifier, files, folder) if step())
     way = default_method(classifier.model)
-    say(f"wrote {written} {'picture' if written == 1 else 'pictures'} to {folder}, the most probable class by {way}")
+    print_status(f"wrote {written} {'picture' if written == 1 else 'pictures'} to {folder}, the most probable class by {way}")
 
 
 def convert(
     model: ModelReference,
-    out: Annotated[Positional[Path], words("OUT")],
+    out: Annotated[Positional[Path], arg("OUT")],
     to: Format,
-    reading: OmitArgPrefixes[Reading] = NOTHING,
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     half: Flag = False,
     overwrite: Flag = False,
 ) -> int:
@@ -120,8 +120,8 @@ def convert(
     if half and to != "patchword":
         raise ConfigError("--half goes with --to patchword; the other formats are written as their projects do.")
     checkpoint = reading.read(model)
-    checkpoint = checkpoint.halved() if half else checkpoint
+    checkpoint = checkpoint.to_half() if half else checkpoint
     for note in write_checkpoint(out, checkpoint, to, overwrite=overwrite):
-        say(f"note: {note}")
-    say(f"wrote {out} ({checkpoint.family} to {to}, {sum(t.numel() for t in checkpoint.tensors.values()):,} numbers)")
+        print_status(f"note: {note}")
+    print_status(f"wrote {out} ({checkpoint.family} to {to}, {sum(t.numel() for t in checkpoint.tensors.values()):,} numbers)")
     return 0

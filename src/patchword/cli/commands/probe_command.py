@@ -5,14 +5,14 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from ..model_args import NOTHING, Flag, ModelReference, Reading, words
+from ..model_args import NO_OVERRIDES, Flag, ModelReference, ModelArgs, arg
 from ..output import print_probe, progress
 
 
 def probe(
     model: ModelReference,
-    data: Annotated[Positional[str], words("DATA")],
-    reading: OmitArgPrefixes[Reading] = NOTHING,
+    data: Annotated[Positional[str], arg("DATA")],
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     layer: int | None = None,
     shots: tuple[int, ...] = (1, 5, 10, 25),
     seeds: int = 5,
@@ -38,7 +38,7 @@ def probe(
 
     parts = open_data(DataConfig(source=data, val_fraction=HELD_OUT), seed=0)
     checkpoint = reading.read(model)
-    with progress("looking", sum(len(part) for part in parts.present().values())) as step:
+    with progress("looking", sum(len(part) for part in parts.as_dict().values())) as step:
         found = measure(checkpoint, parts, layer=layer, shots=shots, seeds=seeds, l2=l2, on_progress=step)
     if json:
         print(json_format.dumps(found.to_json(), indent=2))

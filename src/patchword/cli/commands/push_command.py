@@ -6,14 +6,14 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ...errors import ConfigError
-from ..model_args import NOTHING, Flag, ModelReference, Reading, title_of, words
-from ..output import say
+from ..model_args import NO_OVERRIDES, Flag, ModelReference, ModelArgs, model_title, arg
+from ..output import print_status
 
 
 def card(
     model: ModelReference,
-    reading: OmitArgPrefixes[Reading] = NOTHING,
-    out: Annotated[Path | None, words("FILE")] = None,
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    out: Annotated[Path | None, arg("FILE")] = None,
     overwrite: Flag = False,
 ) -> int:
     """Write a model card in the hub's form, from what the model records of itself.
@@ -27,7 +27,7 @@ def card(
     from ...checkpoints.card import model_card
     from ...core.io import atomic_output
 
-    title = title_of(model).removeprefix("patchword:")
+    title = model_title(model).removeprefix("patchword:")
     reference = model if model.startswith(("hf:", "patchword:")) else title
     text = model_card(reading.read(model), title, reference)
     if out is None:
@@ -35,14 +35,14 @@ def card(
         return 0
     with atomic_output(out, overwrite=overwrite) as made:
         made.write_text(text, encoding="utf-8")
-    say(f"wrote {out}")
+    print_status(f"wrote {out}")
     return 0
 
 
 def push(
     model: ModelReference,
-    to: Annotated[Positional[str], words("hf:OWNER/NAME")],
-    reading: OmitArgPrefixes[Reading] = NOTHING,
+    to: Annotated[Positional[str], arg("hf:OWNER/NAME")],
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     private: Flag = False,
 ) -> int:
     """Send a model with its card to a Hugging Face hub; `hf:owner/name` reads it again anywhere.
@@ -55,9 +55,9 @@ def push(
         to: the repository, which is made if it is not there
         private: others do not see it
     """
-    from ...checkpoints.push import push as send
+    from ...checkpoints.push_to_hub import push_to_hub as send
 
     if not to.startswith("hf:"):
         raise ConfigError(f"{to} is no place on a hub. Write hf:owner/name.")
-    say(f"sent to {send(reading.read(model), to, private=private)}")
+    print_status(f"sent to {send(reading.read(model), to, private=private)}")
     return 0

@@ -6,14 +6,14 @@ import socket
 from tyro.conf import OmitArgPrefixes
 
 from ...errors import ConfigError, how_to_install
-from ..model_args import NOTHING, EngineName, ModelReference, Reading, title_of
+from ..model_args import NO_OVERRIDES, EngineName, ModelReference, ModelArgs, model_title
 
 TOKEN = "PATCHWORD_TOKEN"
 
 
 def serve(
     model: ModelReference,
-    reading: OmitArgPrefixes[Reading] = NOTHING,
+    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     host: str = "127.0.0.1",
     port: int = 8000,
     batch: int = 16,
@@ -36,7 +36,7 @@ def serve(
         raise ConfigError("--port must be 0 to 65535; --batch, --queue and --num-threads at least 1.")
     try:
         from ...serve.limits import Limits
-        from ...serve.server import run
+        from ...serve.server import run_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"Serving needs {error.name}: {how_to_install('serve')}.") from None
     token = os.environ.get(TOKEN)
@@ -44,7 +44,7 @@ def serve(
         raise ConfigError(f"{TOKEN} must be plain ASCII, not empty, without spaces around; unset it to ask for none.")
     with listening(host, port) as listener:  # a port that is taken is told before the model is loaded
         checkpoint = reading.read(model)
-        run(checkpoint, title_of(model), listener, token, num_threads, Limits(batch=batch, queue=queue), engine)
+        run_server(checkpoint, model_title(model), listener, token, num_threads, Limits(batch=batch, queue=queue), engine)
     return 0
 
 

@@ -5,16 +5,16 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from ..model_args import words
-from ..output import say
+from ..model_args import arg
+from ..output import print_status
 
 
 def study(
-    name: Annotated[Positional[str], words("NAME")],
+    name: Annotated[Positional[str], arg("NAME")],
     budget: str = "2h",
     seeds: int = 1,
-    recipe: Annotated[str | None, words("RECIPE")] = None,
-    out: Annotated[Path | None, words("DIR")] = None,
+    recipe: Annotated[str | None, arg("RECIPE")] = None,
+    out: Annotated[Path | None, arg("DIR")] = None,
 ) -> int:
     """Repeat an experiment of the paper in small: a grid of training runs, a figure, and what it says.
 
@@ -30,19 +30,19 @@ def study(
         out: folder for the runs, the table and report.html; studies/NAME if not given
     """
     from ...config.overrides import parse_duration
-    from ...core.runtime import machine_line
+    from ...core.runtime import machine_summary
     from ...recipes import load_recipe
     from ...report.figure_files import PAGE
     from ...studies import make_study, run_study
     from ...studies.definitions import SMALL
-    from ...studies.runner import told
+    from ...studies.runner import format_accuracy
     from ...studies.study_report import write_study
 
     chosen = make_study(name, load_recipe(recipe) if recipe else SMALL)
     folder = out or Path("studies") / name
-    rows = run_study(chosen, folder, parse_duration(budget), seeds, say)
-    write_study(chosen, rows, folder, machine_line())
+    rows = run_study(chosen, folder, parse_duration(budget), seeds, print_status)
+    write_study(chosen, rows, folder, machine_summary())
     for row in rows:
-        print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {told(row)}")
-    say(f"wrote {folder / PAGE}")
+        print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {format_accuracy(row)}")
+    print_status(f"wrote {folder / PAGE}")
     return 0

@@ -10,9 +10,9 @@ from ...config import Config
 from ...config.overrides import apply_overrides
 from ...errors import ConfigError
 from ...recipes import is_recipe, load_recipe
-from ..config_flags import TAKEN
-from ..model_args import Flag, words
-from ..output import print_outcome
+from ..config_flags import CONFIG_VALUES
+from ..model_args import Flag, arg
+from ..output import print_train_result
 
 STARTED = time.monotonic()  # a budget begins with the command, not with the first step
 # Sets that have a recipe of their own; any other data are fine-tuned on.
@@ -29,9 +29,9 @@ def base_config(what: str) -> Config:
 
 
 def train(
-    what: Annotated[Positional[str], words("RECIPE|DATA", "a recipe, a Python file with one, or the data themselves")],
-    out: Annotated[Path | None, words("RUN")] = None,
-    resume: Annotated[Literal["auto", "never"], words("{auto,never}")] = "never",
+    what: Annotated[Positional[str], arg("RECIPE|DATA", "a recipe, a Python file with one, or the data themselves")],
+    out: Annotated[Path | None, arg("RUN")] = None,
+    resume: Annotated[Literal["auto", "never"], arg("{auto,never}")] = "never",
     json: Flag = False,
 ) -> int:
     """Train a model: by a recipe, or on your own data.
@@ -48,16 +48,16 @@ def train(
         resume: auto resumes the run in the folder, if it holds one of the same configuration
         json: one JSON document on standard output, nothing else
     """
-    config = apply_overrides(base_config(what), TAKEN)
+    config = apply_overrides(base_config(what), CONFIG_VALUES)
     from ... import training
     from ...training.console import ConsoleCallback
     from ...training.loggers import make_loggers
 
     watchers = (ConsoleCallback(), *make_loggers(config))
-    return print_outcome(training.train(config, out, watchers=watchers, resume=resume, started=STARTED), json)
+    return print_train_result(training.train(config, out, watchers=watchers, resume=resume, started=STARTED), json)
 
 
-def resume(run: Annotated[Positional[Path], words("RUN")], json: Flag = False) -> int:
+def resume(run: Annotated[Positional[Path], arg("RUN")], json: Flag = False) -> int:
     """Go on with a run that was stopped or killed: it ends as if nothing had happened.
 
     Example: patchword resume runs/cifar10-scratch
@@ -72,10 +72,10 @@ def resume(run: Annotated[Positional[Path], words("RUN")], json: Flag = False) -
     from ...training.run_dir import read_config
 
     watchers = (ConsoleCallback(), *make_loggers(read_config(run)))
-    return print_outcome(training.resume(run, watchers=watchers, started=STARTED), json)
+    return print_train_result(training.resume(run, watchers=watchers, started=STARTED), json)
 
 
-def quickstart(out: Annotated[Path | None, words("RUN")] = None) -> int:
+def quickstart(out: Annotated[Path | None, arg("RUN")] = None) -> int:
     """Train, evaluate and show a small ViT on handwritten digits, in about a minute.
 
     Example: patchword quickstart
@@ -89,7 +89,7 @@ def quickstart(out: Annotated[Path | None, words("RUN")] = None) -> int:
 
 
 def doctor(
-    what: Annotated[Positional[str | None], words("[DATA|RUN]")] = None,
+    what: Annotated[Positional[str | None], arg("[DATA|RUN]")] = None,
     image_size: int = 224,
     patch_size: int = 16,
     json: Flag = False,

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.io import build_once, data_folder
-from ...core.text import tell
+from ...core.io import build_once, dataset_dir
+from ...core.text import print_stderr
 from ...errors import DataError
-from ..download import Progress, Unreachable
-from ..formats.array_file import Arrays, check, digest, load_parts, save_arrays
+from ..download import Progress, DownloadError
+from ..formats.array_file import Arrays, check_arrays, compute_digest, load_splits, save_arrays
 from ..keyed_rng import keys
 from ..sources import ArraySource, DatasetSplits, FileSource
-from .catalog import SETS, ArraySet, FileSet, Road, class_names
+from .catalog import DATASETS, ArrayDataset, FileDataset, Origin, class_names
 
 Say = Callable[[str], object]
 
-NAMED: tuple[str, ...] = ("digits", *SETS)
+DATASET_NAMES: tuple[str, ...] = ("digits", *DATASETS)
 
 _TEST_PART = 0.2  # of the digits, which have no official parts
 _DIGITS_SEED = 0  # never to change: reported accuracies depend on it
 
 
-def open_named_dataset(name: str, *, say: Say = tell, on_progress: Progress | None = None) -> DatasetSplits:
+def open_named_dataset(name: str, *, say: Say = print_stderr, on_progress: Progress | None = None) -> DatasetSplits:
     """A data set by its name, fetched into the cache folder if it is not there yet.
 
     Args:
@@ -37,51 +37,51 @@ def open_named_dataset(name: str, *, say: Say = tell, on_progress: Progress | No
     """
     if name == "digits":
         return _digits()
-    if name not in SETS:
-        near = difflib.get_close_matches(name, NAMED, n=1)
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASET_NAMES, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise DataError(f"There is no data set named {name!r}.{hint} Named sets are {', '.join(NAMED)}.")
-    known, folder = SETS[name], data_folder(name)
-    if isinstance(known, ArraySet):
+        raise DataError(f"There is no data set named {name!r}.{hint} Named sets are {', '.join(DATASET_NAMES)}.")
+    known, folder = DATASETS[name], dataset_dir(name)
+    if isinstance(known, ArrayDataset):
         build_once(folder / "arrays", lambda partial: save_arrays(partial, _fetch(name, known, say, on_progress)))
-        return load_parts(folder / "arrays", name, class_names(name))
+        return load_splits(folder / "arrays", name, class_names(name))
     build_once(folder / "files", lambda partial: _unpack(name, known, partial, say, on_progress))
     return _file_parts(name, folder / "files")
 
 
-def _fetch(name: str, known: ArraySet, say: Say, on_progress: Progress | None) -> Arrays:
+def _fetch(name: str, known: ArrayDataset, say: Say, on_progress: Progress | None) -> Arrays:
     """Go the first road that leads somewhere."""
     say(f"Fetching {name}; this happens once.")
-    failures: list[Unreachable] = []
+    failures: list[DownloadError] = []
     for road in known.roads:
         try:
-            paths = [file.fetch(data_folder(name), on_progress) for file in road.files]
-        except Unreachable as error:
+            paths = [file.fetch(dataset_dir(name), on_progress) for file in road.files]
+        except DownloadError as error:
             failures.append(error)
             continue
         arrays = road.read(*paths)
         _require_original(name, known, road, arrays)
         since = f", since {known.roads[0].title} cannot be reached" if failures else ""
-        say(f"{name} came from {road.title}{since}. It is kept in {data_folder(name)}.")
+        say(f"{name} came from {road.title}{since}. It is kept in {dataset_dir(name)}.")
         return arrays
-    raise Unreachable("\n".join(str(error) for error in failures))
+    raise DownloadError("\n".join(str(error) for error in failures))
 
 
-def _require_original(name: str, known: ArraySet, road: Road, arrays: Arrays) -> None:
+def _require_original(name: str, known: ArrayDataset, road: Origin, arrays: Arrays) -> None:
     try:
-        check(arrays, len(class_names(name)))
+        check_arrays(arrays, len(class_names(name)))
     except DataError as error:
         raise DataError(f"What came from {road.title} is not {name}: {error}.") from error
-    if known.digest is not None and (found := digest(arrays)) != known.digest:
+    if known.digest is not None and (found := compute_digest(arrays)) != known.digest:
         raise DataError(
             f"What came from {road.title} is not the original {name}: pixels and classes have the digest {found}, and "
-            f"{known.digest} is expected. Delete {data_folder(name)}, and run again."
+            f"{known.digest} is expected. Delete {dataset_dir(name)}, and run again."
         )
 
 
-def _unpack(name: str, known: FileSet, folder: Path, say: Say, on_progress: Progress | None) -> None:
+def _unpack(name: str, known: FileDataset, folder: Path, say: Say, on_progress: Progress | None) -> None:
     say(f"Fetching {name}; this happens once.")
-    paths = [file.fetch(data_folder(name), on_progress) for file in known.files]
+    paths = [file.fetch(dataset_dir(name), on_progress) for file in known.files]
     samples = known.unpack(folder, *paths)
     for sample in samples:
         if not (folder / sample.path).is_file():
@@ -90,7 +90,7 @@ def _unpack(name: str, known: FileSet, folder: Path, say: Say, on_progress: Prog
             raise DataError(f"{name} has the class {sample.label + 1} for {sample.path}, beyond its last one.")
     with open(folder / "samples.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows((sample.part, sample.path, sample.label) for sample in samples)
-    say(f"{name} came from its official address. It is kept in {data_folder(name)}.")
+    say(f"{name} came from its official address. It is kept in {dataset_dir(name)}.")
 
 
 def _file_parts(name: str, folder: Path) -> DatasetSplits:
