@@ -22,8 +22,8 @@ import patchword as pw
 from patchword.checkpoints import Checkpoint
 from patchword.data.preprocess import HALF, Preprocess
 from patchword.engines import ENGINES, open_engine
-from patchword.engines.auto import choose
-from patchword.engines.onnx import open_session, quiet
+from patchword.engines.auto import select_fastest
+from patchword.engines.onnx import open_session, suppress_output
 
 BATCHES = (1, 16)
 
@@ -45,7 +45,7 @@ def quantised(model: torch.nn.Module, size: int) -> Any:
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder, suppress_output():
         program = torch.onnx.export(
             model, (torch.randn(2, 3, size, size),), dynamo=True, input_names=["images"], verbose=False,
             dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -98,7 +98,7 @@ def main() -> None:
     torch.nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
     config, size = model.config, model.config.image_size[0]
     checkpoint = Checkpoint(config, dict(model.state_dict()), Preprocess(config.image_size, mean=HALF, std=HALF))
-    chosen = choose(checkpoint)
+    chosen = select_fastest(checkpoint)
     peer = transformers_model(config)
     session = quantised(peer, size)
     ours = {"auto": chosen.engine, "torch": open_engine("torch", checkpoint)}
@@ -120,7 +120,7 @@ def main() -> None:
             said = "  ".join(f"{ratio:.2f}x {other}" for other, ratio in ratios.items())
             print(f"batch {batch:2}  {name:19} {speed:6.2f}/s  {said}", flush=True)
     content = {"command": f"benchmarks/engines.py --model {args.model}", "auto": chosen.prepared.name, "rows": rows}
-    content["kind"] = ENGINES[chosen.prepared.name].means
+    content["kind"] = ENGINES[chosen.prepared.name].description
     print(write_result("engines", content))
 
 

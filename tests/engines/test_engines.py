@@ -20,7 +20,7 @@ from patchword.engines import ENGINES, Engine, open_engine
 from patchword.engines import auto as choose
 from patchword.engines import engine_cache as files
 from patchword.engines import engine_trials as trial
-from patchword.engines.bench_engines import bench_engines
+from patchword.engines.bench import bench_engines
 from patchword.engines.engine import EngineSpec
 from patchword.engines.parity import compute_logits, measure_parity, sample_images
 from patchword.engines.quantize import RowScaledLinear, max_abs_inputs, quantization_errors, scale_outlier_rows, smooth_quant
@@ -205,14 +205,14 @@ def test_the_ranking_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     """Engines of that name note here each time that their file is made."""
-    kind, made = ENGINES[name], []
+    spec, made = ENGINES[name], []
 
     def build(*arguments: Any) -> bytes:
         made.append(1)
         assert spec.build is not None
         return spec.build(*arguments)
 
-    monkeypatch.setitem(ENGINES, name, dataclasses.replace(kind, build=build))
+    monkeypatch.setitem(ENGINES, name, dataclasses.replace(spec, build=build))
     return made
 
 

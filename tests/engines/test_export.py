@@ -23,8 +23,8 @@ from patchword.data.preprocess import HALF, Preprocess
 from patchword.engines import engine as engine_module
 from patchword.engines import onnx, open_engine
 from patchword.engines.export import ExportOptions, write_export
-from patchword.engines.exportable import Packed, resampled
-from patchword.engines.parity import sample_photos, sample_pictures
+from patchword.engines.exportable import ExportableModel, resize_and_crop
+from patchword.engines.parity import sample_photos, sample_images
 from patchword.errors import ConfigError, ExportError
 from patchword.evaluation.evaluate import LabeledImage, labeled_images
 from patchword.evaluation.export_check import check_export, decoded
@@ -43,9 +43,9 @@ def test_resizing_in_tensors_is_pillows(interpolation: str, resize: str) -> None
     pictures = [*sample_photos(6), Image.new("RGB", (3, 70), (9, 200, 90))]
     pictures.append(pictures[0].resize((31, 20)))
     for picture in pictures:
-        wanted = preprocess.pixels(picture).astype(int)
+        wanted = preprocess.resize_and_crop(picture).astype(int)
         planes = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float()
-        off = np.abs(resampled(planes, preprocess)[0].permute(1, 2, 0).numpy() - wanted)
+        off = np.abs(resize_and_crop(planes, preprocess)[0].permute(1, 2, 0).numpy() - wanted)
         few = 0.2 if interpolation == "nearest" else 0.05  # at ties a row or column may be its neighbour's
         assert (off > 0).mean() < few, f"{(off > 0).mean():.2%} of the pixels differ"
         assert interpolation == "nearest" or off.max() <= 1
@@ -55,27 +55,27 @@ def test_resizing_in_tensors_is_pillows(interpolation: str, resize: str) -> None
 def test_a_packed_model_is_the_classifier(name: str) -> None:
     config = VITS[name].replace(num_classes=5)
     checkpoint = checkpoint_of(config)
-    pixels = sample_pictures(checkpoint.preprocess, 3)  # type: ignore[arg-type]
+    pixels = sample_images(checkpoint.preprocess, 3)  # type: ignore[arg-type]
     with torch.no_grad():
         wanted = Classifier(checkpoint).logits(pixels)
-        torch.testing.assert_close(Packed(checkpoint)(pixels), wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ExportableModel(checkpoint)(pixels), wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("ending", "whole"), [(".onnx", False), (".pt2", True), (".xml", True)])
 def test_every_format_comes_back(ending: str, whole: bool, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(TINY)
-    engine = write_export(checkpoint, tmp_path / f"model{ending}", ExportOptions(whole=whole))
-    proof = check_export(Classifier(checkpoint), engine, ExportOptions(whole=whole))
-    assert proof.parity.same == 1.0
-    assert proof.parity.pictures == 48
-    assert proof.parity.divergence < (1e-3 if whole else 1e-6)
+    engine = write_export(checkpoint, tmp_path / f"model{ending}", ExportOptions(include_preprocessing=whole))
+    proof = check_export(Classifier(checkpoint), engine, ExportOptions(include_preprocessing=whole))
+    assert proof.parity.top1_agreement == 1.0
+    assert proof.parity.num_images == 48
+    assert proof.parity.kl_divergence < (1e-3 if whole else 1e-6)
 
 
 def test_a_broken_export_is_refused() -> None:
     """One weight of thousands is off."""
     checkpoint = checkpoint_of(TINY)
     tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
-    broken = Packed(dataclasses.replace(checkpoint, tensors=tensors)).eval()
+    broken = ExportableModel(dataclasses.replace(checkpoint, tensors=tensors)).eval()
     with torch.no_grad():
         broken.get_parameter("model.model.blocks.0.mlp.fc1.weight")[3] += 0.5
     with pytest.raises(ExportError, match="does not say what the model says"), torch.no_grad():
@@ -191,9 +191,9 @@ def test_several_labels_go_out_too(model: Path) -> None:
         )
         for k, picture in enumerate(sample_photos(12))
     ]
-    engine = write_export(checkpoint, model / "several.onnx", ExportOptions(whole=True))
-    proof = check_export(classifier, engine, ExportOptions(whole=True), pictures)
-    assert proof.parity.same > 0.9
+    engine = write_export(checkpoint, model / "several.onnx", ExportOptions(include_preprocessing=True))
+    proof = check_export(classifier, engine, ExportOptions(include_preprocessing=True), pictures)
+    assert proof.parity.top1_agreement > 0.9
     assert proof.accuracy is not None
     assert proof.accuracy["after"] > 0.98
 
@@ -218,7 +218,7 @@ def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
     some = choose_tome_ratio(classifier, pictures, 0.04)
 
     def kept(part: float) -> float:
-        engine = open_engine("torch", classifier.checkpoint, merged=merge_schedule(classifier.checkpoint.config, part))
+        engine = open_engine("torch", classifier.checkpoint, merge_counts=merge_schedule(classifier.checkpoint.config, part))
         return accuracy(Classifier(classifier.checkpoint, engine), pictures, lambda: None)
 
     assert kept(some) >= 0.96 and (some == 0.5 or kept(some + 0.01) < 0.96), some

@@ -6,8 +6,8 @@ from helpers.model_zoo import lively
 from patchword.checkpoints import Checkpoint
 from patchword.config import ViTConfig
 from patchword.data.preprocess import HALF, Preprocess
-from patchword.engines.exportable import Packed
-from patchword.engines.parity import sample_pictures
+from patchword.engines.exportable import ExportableModel
+from patchword.engines.parity import sample_images
 
 TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), embed_dim=48, depth=2, num_heads=3, mlp_dim=96, num_classes=5)
 LABELS = ("cat", "dog", "eft", "fox", "gnu")
@@ -19,5 +19,5 @@ def checkpoint_of(config: ViTConfig) -> Checkpoint:
     tensors = dict(lively(config).state_dict())
     made = Checkpoint(config, tensors, preprocess, labels=LABELS, temperature=1.3)
     with torch.no_grad():  # so that not all pictures are of the same class
-        tensors["head.bias"] -= 1.3 * Packed(made)(sample_pictures(preprocess)).mean(dim=0)
+        tensors["head.bias"] -= 1.3 * ExportableModel(made)(sample_images(preprocess)).mean(dim=0)
     return made

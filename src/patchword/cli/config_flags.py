@@ -12,17 +12,17 @@ from ..config import Config, ViTConfig
 from ..config.overrides import config_flags
 from ..errors import ConfigError
 
-Kind = Literal["one", "numbers", "words"]  # what a flag takes
-STATISTICS = ("mean", "std")
-TAKEN: dict[str, Any] = {}  # what the command line in hand says
+ValueKind = Literal["one", "numbers", "words"]  # what a flag takes
+CHANNEL_STATS = ("mean", "std")
+CONFIG_VALUES: dict[str, Any] = {}  # what the command line in hand says
 
 
-def model_flags() -> dict[str, Kind]:
-    hints = {**typing.get_type_hints(ViTConfig), **dict.fromkeys(STATISTICS, tuple[float, ...])}
-    return {"--" + name.replace("_", "-"): kind_of(hint) for name, hint in hints.items()}
+def model_flags() -> dict[str, ValueKind]:
+    hints = {**typing.get_type_hints(ViTConfig), **dict.fromkeys(CHANNEL_STATS, tuple[float, ...])}
+    return {"--" + name.replace("_", "-"): value_kind(hint) for name, hint in hints.items()}
 
 
-def run_flags(base: Config) -> dict[str, Kind]:
+def run_flags(base: Config) -> dict[str, ValueKind]:
     """The fields of a run: of its own model's kind."""
     flags = {}
     for flag, path in config_flags(base).items():
@@ -30,11 +30,11 @@ def run_flags(base: Config) -> dict[str, Kind]:
         *parents, name = path.split(".")
         for parent in parents:
             place = getattr(place, parent)
-        flags[flag] = kind_of(typing.get_type_hints(type(place))[name])
+        flags[flag] = value_kind(typing.get_type_hints(type(place))[name])
     return flags
 
 
-def kind_of(hint: Any) -> Kind:
+def value_kind(hint: Any) -> ValueKind:
     options = [hint, *typing.get_args(hint)]  # int | None, or a tuple in a union
     lists = [o for o in options if typing.get_origin(o) is tuple]
     if not lists:
@@ -42,7 +42,7 @@ def kind_of(hint: Any) -> Kind:
     return "numbers" if typing.get_args(lists[0])[0] in (int, float) else "words"
 
 
-def take_fields(typed: list[str], flags: dict[str, Kind]) -> tuple[list[str], dict[str, Any]]:
+def extract_config_flags(typed: list[str], flags: dict[str, ValueKind]) -> tuple[list[str], dict[str, Any]]:
     """The command line without these flags, and their values by field.
 
     A flag of several numbers takes numbers only, so that the name of a picture may follow it.
@@ -58,7 +58,7 @@ def take_fields(typed: list[str], flags: dict[str, Kind]) -> tuple[list[str], di
             rest.append(typed[i - 1])
             continue
         values = (value.split("x") if flags[flag] == "numbers" else [value]) if equals else []
-        while not equals and i < len(typed) and takes(flags[flag], typed[i], values):
+        while not equals and i < len(typed) and accepts_word(flags[flag], typed[i], values):
             values += typed[i].split("x") if flags[flag] == "numbers" else [typed[i]]
             i += 1
         parsed = parse_field(word, values)
@@ -67,7 +67,7 @@ def take_fields(typed: list[str], flags: dict[str, Kind]) -> tuple[list[str], di
     return rest, taken
 
 
-def takes(kind: Kind, word: str, values: list[str]) -> bool:
+def accepts_word(kind: ValueKind, word: str, values: list[str]) -> bool:
     """Whether a flag that has these values already takes the next word, too."""
     if kind == "one":
         return not values

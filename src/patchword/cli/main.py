@@ -28,9 +28,9 @@ from .commands.push_command import card, push
 from .commands.serve_command import serve
 from .commands.study_command import study
 from .commands.train_command import base_config, doctor, quickstart, resume, train
-from .config_flags import TAKEN, Kind, model_flags, run_flags, take_fields
-from .model_args import Reading
-from .output import say
+from .config_flags import CONFIG_VALUES, ValueKind, model_flags, run_flags, extract_config_flags
+from .model_args import ModelArgs
+from .output import print_status
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "quickstart": quickstart,
@@ -73,22 +73,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print(__version__)
             sys.exit(0)
-        fields = known_fields(typed)
-        rest, taken = take_fields(typed, fields)
-        check_options(rest, fields)
-        TAKEN.clear()
-        TAKEN.update(taken)
+        fields = config_flags_of(typed)
+        rest, taken = extract_config_flags(typed, fields)
+        check_unknown_flags(rest, fields)
+        CONFIG_VALUES.clear()
+        CONFIG_VALUES.update(taken)
         description = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
         code = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="patchword", description=description, args=rest)
         print(end="", flush=True)  # here, where a reader that has gone is noticed, not at exit
     except PatchwordError as error:
-        say(f"patchword: {error}")
+        print_status(f"patchword: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
-        say("patchword: stopped")
+        print_status("patchword: stopped")
         sys.exit(130)
     except Stopped as stopped:
-        say(f"patchword: {stopped}")
+        print_status(f"patchword: {stopped}")
         sys.exit(128 + stopped.signal)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails once more
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def known_fields(typed: list[str]) -> dict[str, Kind]:
+def config_flags_of(typed: list[str]) -> dict[str, ValueKind]:
     """The flags of this command that are fields of a configuration."""
     if typed[:1] == ["train"]:
         recipes = [word for word in typed[1:2] if not word.startswith("-")]
@@ -104,10 +104,10 @@ def known_fields(typed: list[str]) -> dict[str, Kind]:
     return model_flags() if typed[:1] and typed[0] in MODEL_COMMANDS else {}
 
 
-def check_options(rest: list[str], fields: Iterable[str]) -> None:
+def check_unknown_flags(rest: list[str], fields: Iterable[str]) -> None:
     """Refuses a flag that no command and no configuration has, with the nearest that there is."""
     parameters = {p for command in COMMANDS.values() for p in inspect.signature(command).parameters}
-    own = {"--" + n.replace("_", "-") for n in parameters | {f.name for f in dataclasses.fields(Reading)}}
+    own = {"--" + n.replace("_", "-") for n in parameters | {f.name for f in dataclasses.fields(ModelArgs)}}
     for word in (w.partition("=")[0] for w in rest if w.startswith("--")):
         if word.replace("_", "-") not in own | {"--help", "--version"}:
             near = difflib.get_close_matches(word, sorted(own | set(fields)), n=1)

@@ -1,4 +1,4 @@
-"""Where models run: engines behind one interface, what this machine can be trusted with, and export."""
+"""Inference engines behind one interface, their capabilities on this machine, and export."""
 
 from .engine import ENGINES, Engine, open_engine, torch_engine
 

@@ -1,6 +1,6 @@
-"""What this machine really does, found out in a child process: some processors announce bfloat16 and die of it.
+"""CPU capabilities, measured in a subprocess: some CPUs advertise bfloat16 and crash when it is used.
 
-The answer is kept in the user's cache, one file for each kind of processor and version of torch.
+Results are cached per CPU model and torch version.
 """
 
 import contextlib
@@ -16,61 +16,69 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ..core.io import digest
 from ..core.runtime import cpuinfo
-from .machine_cache import keep, recall
+from .machine_cache import load_result, store_result
 
-# Times products of a size that a ViT has; run by a child, which may be killed by its first instruction.
-CHILD = """
+PROBE_TIMEOUT = 120.0  # seconds
+# Times matmuls of a size that occurs in a ViT. An illegal instruction kills only the subprocess that runs it.
+PROBE_SCRIPT = """
 import json, time, torch
-def best(dtype):
+def fastest(dtype):
     a, b = torch.randn(512, 512).to(dtype), torch.randn(512, 512).to(dtype)
     times = []
     for _ in range(20):
         start = time.perf_counter(); a @ b; times.append(time.perf_counter() - start)
     return min(times)
-print(json.dumps({"gain": best(torch.float32) / best(torch.bfloat16)}))
+print(json.dumps({"speedup": fastest(torch.float32) / fastest(torch.bfloat16)}))
 """
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Verdicts, not announcements."""
+    """What the CPU was measured to do, whatever it advertises.
+
+    Attributes:
+        bf16_works: A bfloat16 matmul runs without a crash.
+        bf16_speedup: Speed of a bfloat16 matmul relative to float32; 0 if it does not work.
+    """
 
     bf16_works: bool
-    bf16_gain: float  # speed of a bf16 product in terms of an fp32 one; 0 where it dies
+    bf16_speedup: float
 
 
 @functools.lru_cache(maxsize=1)
 def probe_capabilities() -> Capabilities:
-    """Asks the cache, or else a child process (some two seconds, once for each machine)."""
-    name = f"bf16-{fingerprint()}"
-    known = recall(name, lambda said: Capabilities(**said))  # type: ignore[arg-type]
-    if known is not None:
-        return known
-    abilities = measure()
-    keep(name, asdict(abilities))
-    return abilities
+    """Return the capabilities of this CPU: cached, or measured in about two seconds."""
+    name = f"bf16-{cpu_fingerprint()}"
+    cached = load_result(name, lambda values: Capabilities(**values))
+    if cached is not None:
+        return cached
+    capabilities = run_probe()
+    store_result(name, asdict(capabilities))
+    return capabilities
 
 
-def measure() -> Capabilities:
+def run_probe() -> Capabilities:
+    """Run the probe in a subprocess. A crash, a timeout or garbled output means that bf16 does not work."""
     try:
-        done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, timeout=120)
-        gain = float(json.loads(done.stdout)["gain"]) if done.returncode == 0 else 0.0
+        process = subprocess.run([sys.executable, "-c", PROBE_SCRIPT], capture_output=True, timeout=PROBE_TIMEOUT)
+        speedup = float(json.loads(process.stdout)["speedup"]) if process.returncode == 0 else 0.0
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired):
-        gain = 0.0
-    return Capabilities(bf16_works=gain > 0, bf16_gain=gain)
+        speedup = 0.0
+    return Capabilities(bf16_works=speedup > 0, bf16_speedup=speedup)
 
 
-def fingerprint() -> str:
-    """Of what the verdict depends on."""
+def cpu_fingerprint() -> str:
+    """Return a digest of what CPU measurements depend on: CPU model, microcode, oneDNN's ISA limit, torch."""
     lines = cpuinfo() or [platform.processor(), platform.machine()]
-    said = [line for line in lines if line.startswith(("model name", "flags", "microcode"))][:3] or lines
+    facts = [line for line in lines if line.startswith(("model name", "flags", "microcode"))][:3] or lines
     settings = [os.environ.get("ONEDNN_MAX_CPU_ISA", ""), version("torch")]
-    return digest(*said, *settings)[:24]
+    return digest(*facts, *settings)[:24]
 
 
-def versions(packages: Iterable[str]) -> list[str]:
-    found = []
+def installed_versions(packages: Iterable[str]) -> list[str]:
+    """List patchword and those of `packages` that are installed, with their versions."""
+    installed = []
     for package in ("patchword", *packages):
         with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return found
+            installed.append(f"{package} {version(package)}")
+    return installed

@@ -1,4 +1,4 @@
-"""A model as a file that runs without patchword: ONNX, torch.export or OpenVINO, proved before it gets its name."""
+"""Export of a model to a file that runs without patchword: ONNX, torch.export or OpenVINO."""
 
 import dataclasses
 import json
@@ -11,129 +11,157 @@ from torch import Tensor
 
 from .. import __version__
 from ..checkpoints import Checkpoint
+from ..core.text import one_line
 from ..errors import ConfigError, ExportError, PatchwordError, how_to_install
-from .engine import ENGINES, Engine, first_line
-from .exportable import Packed, example_of
-from .parity import sample_pictures
+from .engine import ENGINES, Engine
+from .exportable import ExportableModel, example_inputs
+from .parity import sample_images
 
 FORMATS = {".onnx": "onnx", ".pt2": "torch.export", ".xml": "openvino"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
-    """What is asked of an export.
+    """Options of an export.
 
-    Args:
-        int8: eight bits in the large products
-        whole: pictures of any size in, probabilities out
-        merged: patches to merge in each block
+    Attributes:
+        int8: Quantize the matmuls to int8.
+        include_preprocessing: Resize and crop in the graph, and return probabilities: images of any size in.
+        merge_counts: Patches to merge in each block (ToMe).
     """
 
     int8: bool = False
-    whole: bool = False
-    merged: Sequence[int] = ()
+    include_preprocessing: bool = False
+    merge_counts: Sequence[int] = ()
 
     @property
     def exact(self) -> bool:
-        """Whether nothing but rounding may differ."""
-        return not self.int8 and not any(self.merged) and not self.whole
+        """Whether logits may differ from the model's by rounding only."""
+        return not self.int8 and not any(self.merge_counts) and not self.include_preprocessing
 
 
-def check_format(out: Path, wanted: ExportOptions) -> str:
-    """The format that the ending stands for, if it can hold what is wanted and its libraries are there."""
+def check_format(out: Path, options: ExportOptions) -> str:
+    """Return the format that the extension of `out` stands for.
+
+    Raises:
+        ConfigError: The extension is unknown, the format does not support the options, or a library is missing.
+    """
     if out.suffix not in FORMATS:
-        raise ConfigError(f"{out.name}: an export is named *.onnx, *.pt2 (torch.export) or *.xml (OpenVINO).")
-    kind = FORMATS[out.suffix]
-    if kind == "torch.export" and wanted.int8:
-        raise ConfigError("int8 goes with .onnx and .xml; a .pt2 is written in fp32.")
-    if kind == "openvino" and wanted.int8 and wanted.whole:
-        raise ConfigError("An .xml in int8 takes pictures that are resized already: leave out --whole, or write .onnx.")
-    if kind != "torch.export" and (missing := ENGINES[f"{kind}-int8" if wanted.int8 else kind].missing):
-        raise ConfigError(f"An export to {out.suffix} needs {', '.join(missing)}: {how_to_install('export')}.")
-    return kind
+        raise ConfigError(f"{out.name}: name an export *.onnx, *.pt2 (torch.export) or *.xml (OpenVINO).")
+    format_name = FORMATS[out.suffix]
+    if format_name == "torch.export" and options.int8:
+        raise ConfigError("--int8 works with .onnx and .xml; a .pt2 file is always fp32.")
+    if format_name == "openvino" and options.int8 and options.include_preprocessing:
+        raise ConfigError(
+            "An .xml file in int8 takes images of the model's size: leave out --include-preprocessing, or write .onnx."
+        )
+    if format_name != "torch.export":
+        missing = ENGINES[f"{format_name}-int8" if options.int8 else format_name].missing_packages
+        if missing:
+            raise ConfigError(f"An export to {out.suffix} needs {', '.join(missing)}: {how_to_install('export')}.")
+    return format_name
 
 
-def write_export(checkpoint: Checkpoint, out: Path, wanted: ExportOptions, calibration: Tensor | None = None) -> Engine:
-    """Writes `out` (an .xml has its weights in a .bin beside it) and opens it again as anyone would."""
-    kind = check_format(out, wanted)
+def write_export(
+    checkpoint: Checkpoint, out: Path, options: ExportOptions, calibration: Tensor | None = None
+) -> Engine:
+    """Write `out` (for .xml, the weights go to a .bin file beside it), and open it again as any program would.
+
+    Args:
+        checkpoint: The model.
+        out: Its extension selects the format.
+        options: Precision, preprocessing and token merging.
+        calibration: Images, uint8 (N, H, W, C), that set the quantization ranges; by default, crops of photographs.
+    """
+    format_name = check_format(out, options)
     try:
-        return made(kind, checkpoint, out, wanted, calibration)
+        return build_and_write(format_name, checkpoint, out, options, calibration)
     except (PatchwordError, OSError):
         raise
-    except Exception as error:  # whatever an exporter stumbles on
-        raise ExportError(f"This model cannot be exported to {out.suffix}: {first_line(error)}") from error
+    except Exception as error:  # any failure of an exporter
+        raise ExportError(f"This model cannot be exported to {out.suffix}: {one_line(error, 300)}") from error
 
 
-def made(kind: str, checkpoint: Checkpoint, out: Path, wanted: ExportOptions, calibration: Tensor | None) -> Engine:
-    if kind == "torch.export":
-        return make_pt2(Packed(checkpoint, wanted.merged, whole=wanted.whole), out, about(checkpoint, wanted))
-    from .onnx import make_onnx
-    from .quantize import int8_ready
+def build_and_write(
+    format_name: str, checkpoint: Checkpoint, out: Path, options: ExportOptions, calibration: Tensor | None
+) -> Engine:
+    """Build the graph in the given format, write it and open it."""
+    merge_counts, whole = options.merge_counts, options.include_preprocessing
+    metadata = export_metadata(checkpoint, options)
+    if format_name == "torch.export":
+        return write_pt2(ExportableModel(checkpoint, merge_counts, include_preprocessing=whole), out, metadata)
+    from .onnx import export_onnx
+    from .quantize import prepare_for_int8
 
     if calibration is None:
         assert checkpoint.preprocess is not None
-        calibration = sample_pictures(checkpoint.preprocess)
-    if wanted.int8 and kind == "onnx":
-        packed = int8_ready(checkpoint, calibration, wanted.merged, whole=wanted.whole)
+        calibration = sample_images(checkpoint.preprocess)
+    if options.int8 and format_name == "onnx":
+        model = prepare_for_int8(checkpoint, calibration, merge_counts, include_preprocessing=whole)
     else:
-        packed = Packed(checkpoint, wanted.merged, whole=wanted.whole)
-    graph = make_onnx(packed)
-    if kind == "onnx":
-        return write_onnx(graph, out, wanted, about(checkpoint, wanted))
-    return write_openvino(graph, out, wanted, calibration, about(checkpoint, wanted))
+        model = ExportableModel(checkpoint, merge_counts, include_preprocessing=whole)
+    graph = export_onnx(model)
+    if format_name == "onnx":
+        return write_onnx(graph, out, options, metadata)
+    return write_openvino(graph, out, options, calibration, metadata)
 
 
-def write_onnx(graph: Any, out: Path, wanted: ExportOptions, said: str) -> Engine:
+def write_onnx(graph: Any, out: Path, options: ExportOptions, metadata: str) -> Engine:
+    """Write an ONNX file, quantized if the options say so."""
     import onnx
 
     from .onnx import OnnxSession
-    from .quantize import int8_dynamic
+    from .quantize import quantize_dynamic_int8
 
-    if wanted.int8:
-        graph = onnx.load_from_string(int8_dynamic(graph))
-    graph.metadata_props.add(key="patchword", value=said)
+    if options.int8:
+        graph = onnx.load_from_string(quantize_dynamic_int8(graph))
+    graph.metadata_props.add(key="patchword", value=metadata)
     graph.producer_name, graph.producer_version, graph.doc_string = "patchword", __version__, ""
     out.write_bytes(graph.SerializeToString())
     return OnnxSession(out.read_bytes())
 
 
-def write_openvino(graph: Any, out: Path, wanted: ExportOptions, calibration: Tensor, said: str) -> Engine:
+def write_openvino(graph: Any, out: Path, options: ExportOptions, calibration: Tensor, metadata: str) -> Engine:
+    """Write an OpenVINO model, quantized if the options say so."""
     import openvino
 
-    from .openvino import OpenVinoSession, int8_openvino, make_openvino
+    from .openvino import OpenVinoSession, quantize_nncf, read_onnx
 
-    model = make_openvino(graph.SerializeToString())
-    if wanted.int8:
-        model = int8_openvino(model, calibration)
-    model.set_rt_info(said, ["patchword"])
+    model = read_onnx(graph.SerializeToString())
+    if options.int8:
+        model = quantize_nncf(model, calibration)
+    model.set_rt_info(metadata, ["patchword"])
     openvino.save_model(model, str(out), compress_to_fp16=False)
     return OpenVinoSession(openvino.Core().read_model(str(out)))
 
 
-def make_pt2(packed: Packed, out: Path, said: str) -> Engine:
-    example, shapes = example_of(packed)
+def write_pt2(model: ExportableModel, out: Path, metadata: str) -> Engine:
+    """Write a torch.export file."""
+    example, dynamic_shapes = example_inputs(model)
     with torch.no_grad():
-        program = torch.export.export(packed.eval(), (example,), dynamic_shapes=(shapes,))
-    torch.export.save(program, out, extra_files={"patchword.json": said})
+        program = torch.export.export(model.eval(), (example,), dynamic_shapes=(dynamic_shapes,))
+    torch.export.save(program, out, extra_files={"patchword.json": metadata})
     loaded = torch.export.load(out).module()
 
     def run(pixels: Tensor) -> Tensor:
         with torch.no_grad():
-            return loaded(pixels)
+            logits: Tensor = loaded(pixels)
+            return logits
 
     return run
 
 
-def about(checkpoint: Checkpoint, wanted: ExportOptions) -> str:
-    """What a program that runs the file must know, as JSON."""
+def export_metadata(checkpoint: Checkpoint, options: ExportOptions) -> str:
+    """Return what a program needs to run the file, as JSON: input, output, labels, preprocessing."""
     assert checkpoint.preprocess is not None
-    size = list(checkpoint.preprocess.size)
-    takes = "uint8 (batch, height, width, channels), RGB or grey"
-    takes += ", of any size" if wanted.whole else f", resized and cropped to {size[0]} x {size[1]}"
+    height, width = checkpoint.preprocess.size
+    size = "of any size" if options.include_preprocessing else f"resized and cropped to {height} x {width}"
     return json.dumps({
-        "patchword": __version__, "input": takes, "output": "probabilities" if wanted.whole else "logits",
+        "patchword": __version__,
+        "input": f"uint8 (batch, height, width, channels), RGB or grayscale, {size}",
+        "output": "probabilities" if options.include_preprocessing else "logits",
         "labels": checkpoint.labels, "multi_label": checkpoint.multi_label, "temperature": checkpoint.temperature,
-        "preprocess": checkpoint.preprocess.to_json(), "preprocess_in_graph": wanted.whole,
-        "normalisation_in_graph": True, "temperature_in_graph": True, "int8": wanted.int8,
-        "merged": list(wanted.merged), "model": checkpoint.config.to_json(),
+        "preprocess": checkpoint.preprocess.to_json(), "preprocess_in_graph": options.include_preprocessing,
+        "normalization_in_graph": True, "temperature_in_graph": True, "int8": options.int8,
+        "merge_counts": list(options.merge_counts), "model": checkpoint.config.to_json(),
     })  # fmt: skip

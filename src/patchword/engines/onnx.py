@@ -1,4 +1,4 @@
-"""The ONNX form of a model: made by torch, run by ONNX Runtime."""
+"""ONNX: exported by torch, run by ONNX Runtime."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .exportable import Packed, example_of
+from .exportable import ExportableModel, example_inputs
 
 if TYPE_CHECKING:
     import onnx
@@ -20,36 +20,37 @@ if TYPE_CHECKING:
 
 OPSET = 20
 INPUT = "pixels"
-MOST_BYTES = 2**31 - 2**20  # of a file in protobuf, weights included
+MAX_ONNX_BYTES = 2**31 - 2**20  # limit of a protobuf file, weights included
+NOISY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "root", "nncf")
 
 
-def make_onnx(packed: Packed) -> "onnx.ModelProto":
-    """The graph with its weights; any number of pictures at once, and of any size if the module takes that."""
-    size = sum(t.numel() * t.element_size() for t in packed.state_dict().values())
-    if size > MOST_BYTES:
-        raise ConfigError(f"The model's {size / 2**30:.1f} GiB of weights do not fit into one ONNX file (2 GiB).")
-    example, shapes = example_of(packed)
-    with quiet():
+def export_onnx(model: ExportableModel) -> "onnx.ModelProto":
+    """Export the graph with its weights. The batch size is dynamic, and so is the image size if it is resized."""
+    size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    if size > MAX_ONNX_BYTES:
+        raise ConfigError(f"The weights ({size / 2**30:.1f} GiB) exceed the size limit of an ONNX file (2 GiB).")
+    example, dynamic_shapes = example_inputs(model)
+    output = "probabilities" if model.include_preprocessing else "logits"
+    with suppress_output():
         program = torch.onnx.export(
-            packed.eval(), (example,), dynamo=True, opset_version=OPSET, dynamic_shapes=(shapes,),
-            input_names=[INPUT], output_names=["probabilities" if packed.whole else "logits"], verbose=False,
+            model.eval(), (example,), dynamo=True, opset_version=OPSET, dynamic_shapes=(dynamic_shapes,),
+            input_names=[INPUT], output_names=[output], verbose=False,
         )  # fmt: skip
     assert program is not None
-    model = program.model_proto
-    del model.graph.value_info[:]  # torch leaves shapes from before its optimisation, at which quantisers stumble
-    for node in model.graph.node:
-        del node.metadata_props[:]  # where the code stood that made them: paths of this machine
-    return model
+    proto = program.model_proto
+    del proto.graph.value_info[:]  # shapes from before torch's optimization, which confuse quantizers
+    for node in proto.graph.node:
+        del node.metadata_props[:]  # stack traces, with paths of this machine
+    return proto
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Exporters tell of what they skip and of what they will change some day, and draw bars of their own."""
-    names = ("torch.onnx", "onnxscript", "onnx_ir", "root", "nncf")
-    levels = {name: logging.getLogger(name).level for name in names}
+def suppress_output() -> Iterator[None]:
+    """Silence the warnings, log messages and progress bars of exporters."""
+    levels = {name: logging.getLogger(name).level for name in NOISY_LOGGERS}
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        for name in names:
+        for name in NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
             yield
@@ -59,33 +60,35 @@ def quiet() -> Iterator[None]:
 
 
 class OnnxSession:
-    """uint8 (B, H, W, C) to the graph's output, on as many cores as the calling thread may use.
+    """Runs an ONNX file on uint8 (B, H, W, C), with as many threads as torch uses in the calling thread.
 
-    A session has threads of its own. Callers that each keep to one core, as those of `Classifier.stream`, share one
-    that has none; a caller that may use all cores gets another.
+    A session of ONNX Runtime has its own threads. Callers limited to one thread, such as those of `Classifier.stream`,
+    share a session without any; a caller that may use all cores gets another.
     """
 
     def __init__(self, model: bytes) -> None:
         self.content, self.lock = model, threading.Lock()
         self.sessions: dict[int, onnxruntime.InferenceSession] = {}
-        self.session(torch.get_num_threads())
+        self.get_session(torch.get_num_threads())
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        session = self.session(torch.get_num_threads())
+        session = self.get_session(torch.get_num_threads())
         return torch.from_numpy(session.run(None, {INPUT: pixels.numpy()})[0])
 
-    def session(self, threads: int) -> "onnxruntime.InferenceSession":
+    def get_session(self, num_threads: int) -> "onnxruntime.InferenceSession":
+        """Return the session for a number of threads, opened once."""
         with self.lock:
-            if threads not in self.sessions:
-                self.sessions[threads] = open_session(self.content, threads)
-            return self.sessions[threads]
+            if num_threads not in self.sessions:
+                self.sessions[num_threads] = open_session(self.content, num_threads)
+            return self.sessions[num_threads]
 
 
-def open_session(model: bytes, threads: int) -> "onnxruntime.InferenceSession":
+def open_session(model: bytes, num_threads: int) -> "onnxruntime.InferenceSession":
+    """Open an ONNX file on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
     options.log_severity_level = 3
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # after a run, cores are left to others
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads must not busy-wait
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

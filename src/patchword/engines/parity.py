@@ -1,4 +1,4 @@
-"""Whether an engine says what the model says, on real pictures."""
+"""Parity of an engine with PyTorch in fp32: do both compute the same logits on real images?"""
 
 import math
 from dataclasses import dataclass
@@ -9,74 +9,87 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..data.preprocess import Preprocess
-from .engine import CALIBRATION, Engine
+from .engine import NUM_CALIBRATION_IMAGES, Engine
 
-CLOSE = 1e-3  # largest difference of a logit in fp32, in parts of the largest logit
-CHECKED = 24  # photographs, on which answers are compared
-FAITHFUL = 0.03  # mean divergence in nats that an int8 engine may have to be chosen without being asked for
+MAX_REL_DIFF = 1e-3  # an fp32 engine's largest difference of a logit, relative to the largest logit
+MAX_KL_DIVERGENCE = 0.03  # mean KL divergence, in nats, of an int8 engine that "auto" may select
+NUM_CHECK_IMAGES = 24  # images on which logits are compared
 
 
 @dataclass(frozen=True)
 class Parity:
-    """Of an engine's answers with those of torch in fp32."""
+    """Agreement of an engine's logits with those of PyTorch in fp32.
 
-    pictures: int
-    same: float  # part of the pictures whose best class is the same
-    divergence: float  # mean of KL(torch || engine), in nats: what acting on the engine's probabilities costs
-    largest: float  # largest difference of a logit
-    relative: float  # ... in parts of the largest logit
+    Attributes:
+        num_images: Images that were compared.
+        top1_agreement: Fraction of the images with the same top-1 class.
+        kl_divergence: Mean of KL(torch || engine), in nats.
+        max_abs_diff: Largest absolute difference of a logit.
+        max_rel_diff: The same, relative to the largest absolute logit of PyTorch.
+    """
+
+    num_images: int
+    top1_agreement: float
+    kl_divergence: float
+    max_abs_diff: float
+    max_rel_diff: float
 
     def to_json(self) -> dict[str, float | int | None]:
-        """Without infinities, which JSON does not have."""
+        """Return the fields; infinity, which JSON does not have, becomes None."""
         return {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
 
-    def faithful(self, exact: bool) -> bool:
-        return self.relative <= CLOSE if exact else self.divergence <= FAITHFUL
+    def within_tolerance(self, exact: bool) -> bool:
+        """Judge fp32 engines (`exact`) by their logits, others by their KL divergence."""
+        return self.max_rel_diff <= MAX_REL_DIFF if exact else self.kl_divergence <= MAX_KL_DIVERGENCE
 
 
-def measure_parity(reference: Tensor, answers: Tensor, multi_label: bool = False) -> Parity:
-    """From logits (N, K) of both; with several labels each class is a decision of its own."""
-    if reference.shape != answers.shape or not answers.isfinite().all():
+def measure_parity(reference: Tensor, logits: Tensor, multi_label: bool = False) -> Parity:
+    """Compare logits (N, K) with those of the reference; a multi-label model makes a decision per class."""
+    if reference.shape != logits.shape or not logits.isfinite().all():
         return Parity(len(reference), 0.0, float("inf"), float("inf"), float("inf"))
-    wanted, given = (log_probabilities(logits.double(), multi_label) for logits in (reference, answers))
-    divergence = float((wanted.exp() * (wanted - given)).sum(dim=(1, 2)).mean())
-    largest = float((reference - answers).abs().max())
-    decided = [(each > 0) if multi_label else each.argmax(dim=1, keepdim=True) for each in (reference, answers)]
-    same = float((decided[0] == decided[1]).all(dim=1).double().mean())
-    return Parity(len(reference), same, divergence, largest, largest / max(1e-6, float(reference.abs().max())))
+    expected, actual = (log_probabilities(values.double(), multi_label) for values in (reference, logits))
+    kl_divergence = float((expected.exp() * (expected - actual)).sum(dim=(1, 2)).mean())
+    max_abs_diff = float((reference - logits).abs().max())
+    decisions = [(v > 0) if multi_label else v.argmax(dim=1, keepdim=True) for v in (reference, logits)]
+    top1_agreement = float((decisions[0] == decisions[1]).all(dim=1).double().mean())
+    max_rel_diff = max_abs_diff / max(1e-6, float(reference.abs().max()))
+    return Parity(len(reference), top1_agreement, kl_divergence, max_abs_diff, max_rel_diff)
 
 
 def log_probabilities(logits: Tensor, multi_label: bool) -> Tensor:
-    """(N, decisions, outcomes)."""
+    """Return log probabilities (N, decisions, outcomes)."""
     if multi_label:
         return torch.stack([nn.functional.logsigmoid(logits), nn.functional.logsigmoid(-logits)], dim=2)
     return logits.log_softmax(dim=1)[:, None]
 
 
-def answers(engine: Engine, pixels: Tensor, batch: int = 8) -> Tensor:
-    return torch.cat([engine(part) for part in pixels.split(batch)])
+def compute_logits(engine: Engine, pixels: Tensor, batch_size: int = 8) -> Tensor:
+    """Run an engine over images in batches."""
+    return torch.cat([engine(batch) for batch in torch.split(pixels, batch_size)])
 
 
-def sample_photos(count: int = CALIBRATION) -> list[Image.Image]:
-    """Real pictures that every machine has: parts of the two photographs that come with scikit-learn."""
+def sample_photos(count: int = NUM_CALIBRATION_IMAGES) -> list[Image.Image]:
+    """Return real images that need no download: random crops of the two photographs shipped with scikit-learn."""
     from sklearn.datasets import load_sample_images
 
-    photographs = [Image.fromarray(each) for each in load_sample_images().images]
-    draw, made = np.random.default_rng(0), []
-    for number in range(count):
-        whole = photographs[number % len(photographs)]
-        width, height = (int(length * draw.uniform(0.3, 1.0)) for length in whole.size)
-        left, top = (int(draw.integers(0, a - b + 1)) for a, b in zip(whole.size, (width, height), strict=True))
-        made.append(whole.crop((left, top, left + width, top + height)))
-    return made
+    photos = [Image.fromarray(array) for array in load_sample_images().images]
+    rng, crops = np.random.default_rng(0), []
+    for index in range(count):
+        photo = photos[index % len(photos)]
+        width, height = (int(length * rng.uniform(0.3, 1.0)) for length in photo.size)
+        left, top = (int(rng.integers(0, a - b + 1)) for a, b in zip(photo.size, (width, height), strict=True))
+        crops.append(photo.crop((left, top, left + width, top + height)))
+    return crops
 
 
-def sample_pictures(preprocess: Preprocess, count: int = CALIBRATION) -> Tensor:
-    """The same as a model sees them: uint8 (N, H, W, C)."""
-    made = [preprocess.pixels(each.convert(preprocess.mode)) for each in sample_photos(count)]
-    return torch.from_numpy(np.stack(made)) if made else torch.zeros(0, *preprocess.size, preprocess.channels).byte()
+def sample_images(preprocess: Preprocess, count: int = NUM_CALIBRATION_IMAGES) -> Tensor:
+    """Return `sample_photos` resized and cropped for a model: uint8 (N, H, W, C)."""
+    arrays = [preprocess.resize_and_crop(photo.convert(preprocess.mode)) for photo in sample_photos(count)]
+    if not arrays:
+        return torch.zeros(0, *preprocess.size, preprocess.channels, dtype=torch.uint8)
+    return torch.from_numpy(np.stack(arrays))
 
 
-def varied_images(preprocess: Preprocess) -> Tensor:
-    """Some that are not among those that engines are calibrated with."""
-    return sample_pictures(preprocess, CALIBRATION + CHECKED)[CALIBRATION:]
+def held_out_images(preprocess: Preprocess) -> Tensor:
+    """Return sample images that are not among those that calibrate engines by default."""
+    return sample_images(preprocess, NUM_CALIBRATION_IMAGES + NUM_CHECK_IMAGES)[NUM_CALIBRATION_IMAGES:]

@@ -1,4 +1,4 @@
-"""Matrix products in int8 with torch alone: each token has a range of its own, and each output channel of a weight."""
+"""Dynamic int8 matmuls in plain PyTorch: activations are quantized per token, weights per output channel."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from ..errors import ConfigError
 
 
 class Int8Linear(nn.Module):
-    """A trained linear layer for inference."""
+    """A trained linear layer with int8 weights, for inference."""
 
     weight: Tensor
     scale: Tensor
@@ -21,20 +21,24 @@ class Int8Linear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(0, -2)
-        scale = flat.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
-        product = torch._int_mm((flat / scale).round().to(torch.int8), self.weight)
+        tokens = x.flatten(0, -2)
+        scale = tokens.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+        product = torch._int_mm((tokens / scale).round().to(torch.int8), self.weight)
         result = product.float().mul_(scale).mul_(self.scale)
         if self.bias is not None:
             result += self.bias
-        return result.unflatten(0, x.shape[:-1])
+        return result.reshape(*x.shape[:-1], -1)
 
 
-def in_int8(model: nn.Module) -> nn.Module:
-    """The model with every linear layer of its blocks replaced, in place."""
-    large = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) and ".blocks." in f".{name}"]
-    if not large:
-        raise ConfigError("The model has no large matrix products, which is what int8 is for here.")
-    for name in large:
-        model.set_submodule(name, Int8Linear(model.get_submodule(name)))  # type: ignore[arg-type]
+def quantize_linear_layers(model: nn.Module) -> nn.Module:
+    """Replace every linear layer of the transformer blocks by its int8 version, in place."""
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and ".blocks." in f".{name}"
+    }
+    if not layers:
+        raise ConfigError("int8 needs a Vision Transformer: this model has no linear layers in transformer blocks.")
+    for name, linear in layers.items():
+        model.set_submodule(name, Int8Linear(linear))
     return model

@@ -23,7 +23,7 @@ from .middleware import RequestMiddleware
 from .problem_json import Problem, service_unavailable
 from .prometheus import Metrics
 from .service import DecodedImage, Service
-from .read_uploads import read_uploads
+from .uploads import read_uploads
 
 PAGE = {
     "/": ("index.html", "text/html"),

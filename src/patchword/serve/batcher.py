@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from .limits import Limits
-from .problem_json import Problem, busy
-from .prometheus import Meters
+from .problem_json import Problem, service_unavailable
+from .prometheus import Metrics
 from .worker import Worker, WorkerDied, WorkerFailed
 
-DEARER = 4  # times as long: a map needs the gradients, too, an attention all its weights
+BACKWARD_COST = 4  # times as long: a map needs the gradients, too, an attention all its weights
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Job:
 class Batcher:
     """The queue before the model. All of it runs in the event loop; only `Worker.ask` is in a thread."""
 
-    def __init__(self, worker: Worker, limits: Limits, meters: Meters) -> None:
+    def __init__(self, worker: Worker, limits: Limits, meters: Metrics) -> None:
         self.worker, self.limits, self.meters = worker, limits, meters
         self.waiting: deque[Job] = deque()
         self.inside = 0  # pictures admitted and not yet answered
@@ -44,13 +44,13 @@ class Batcher:
     def check_room(self, count: int) -> None:
         """Before anything is spent on a request: is there room for its pictures?"""
         if self.closing:
-            raise busy("The server is about to stop.")
+            raise service_unavailable("The server is about to stop.")
         if count > self.limits.queue:
             detail = f"{count} pictures at once are more than this server ever holds, {self.limits.queue}."
             raise Problem(422, detail, code="too_many_images")
         if self.inside + count > self.limits.queue:
             self.meters.refused.inc()
-            raise busy(f"{self.inside} pictures are waiting already.")
+            raise service_unavailable(f"{self.inside} pictures are waiting already.")
 
     def admit(self, count: int) -> None:
         self.check_room(count)
@@ -70,7 +70,7 @@ class Batcher:
 
     def most(self, question: tuple[Any, ...]) -> int:
         """How many go together: a batch of a large model must not take longer than anybody waits."""
-        seconds = self.seconds * (1 if question[0] in ("predict", "embed") else DEARER)
+        seconds = self.seconds * (1 if question[0] in ("predict", "embed") else BACKWARD_COST)
         return max(1, min(self.limits.batch, int(self.limits.answering / 3 / max(seconds, 1e-9))))
 
     def take(self) -> list[Job]:
@@ -102,7 +102,7 @@ class Batcher:
             pixels = np.stack([job.pixels for job in batch])
             answers = await loop.run_in_executor(self.worker.pool, self.worker.ask, kind, pixels, *arguments)
         except WorkerDied:
-            failure = busy("The model's process died and is being started again.")
+            failure = service_unavailable("The model's process died and is being started again.")
         except WorkerFailed as error:
             self.meters.log("the model failed on a batch", traceback=str(error))
             failure = Problem(500, "The model could not compute an answer. The server's log says why.")

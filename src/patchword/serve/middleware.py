@@ -17,15 +17,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .limits import Limits
-from .problem_json import Problem, busy
-from .prometheus import Meters
+from .problem_json import Problem, service_unavailable
+from .prometheus import Metrics
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "content-security-policy": POLICY,
+    "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -33,14 +33,14 @@ HEADERS = {
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-PIECE = 2**16  # bytes
-PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+CHUNK_BYTES = 2**16  # bytes
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class Guard:
+class RequestMiddleware:
     """ASGI around the app."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, meters: Meters, token: str | None, paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, meters: Metrics, token: str | None, paths: frozenset[str]) -> None:
         self.app, self.limits, self.meters, self.token, self.paths = app, limits, meters, token, paths
         self.bytes_inside = 0
 
@@ -50,7 +50,7 @@ class Guard:
             return
         headers, start = Headers(scope=scope), time.perf_counter()
         given = headers.get("x-request-id", "")
-        request_id = given if PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         status = 0
 
         async def answer(message: Message) -> None:
@@ -70,12 +70,12 @@ class Guard:
                 body = await self.read(headers, receive)
                 held = len(body)
                 self.check_room(scope)
-                receive = replayed(body, receive)
+                receive = replay_body(body, receive)
             await self.app(scope, receive, answer)
         except Problem as problem:
             if not status:
                 await problem.response(request_id)(scope, receive, answer)
-        except ClientGone:
+        except ClientDisconnected:
             status = 499  # as nginx has it: nobody is there to be answered
         except Exception:
             self.meters.log("a fault of ours", request_id=request_id, traceback=traceback.format_exc())
@@ -111,14 +111,14 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientGone
+                        raise ClientDisconnected
                     chunk = message.get("body", b"")
                     size += len(chunk)
                     self.bytes_inside += len(chunk)
                     if size > self.limits.body:
                         raise self.too_large()
                     if self.bytes_inside > self.limits.bodies:
-                        raise busy("Too much is being uploaded at once.")
+                        raise service_unavailable("Too much is being uploaded at once.")
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
@@ -133,13 +133,13 @@ class Guard:
         return Problem(413, f"A request may have {self.limits.body / 2**20:g} MiB. Send fewer or smaller pictures.")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection before it was answered."""
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """The body in pieces, so that parsing it does not hold up everyone else; after it whatever the client does next."""
-    rest: list[bytes] = [body[i : i + PIECE] for i in range(0, len(body), PIECE)][::-1] or [b""]
+    rest: list[bytes] = [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)][::-1] or [b""]
 
     async def again() -> dict[str, Any]:
         if not rest:

@@ -37,5 +37,5 @@ class Problem(Exception):
         return JSONResponse(said, self.status, self.headers, media_type="application/problem+json")
 
 
-def busy(why: str) -> Problem:
+def service_unavailable(why: str) -> Problem:
     return Problem(503, f"{why} Try again in a second.", {"Retry-After": "1"})

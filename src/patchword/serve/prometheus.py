@@ -7,10 +7,10 @@ from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Meters:
+class Metrics:
     """One set for each app, so that two in a process do not mix."""
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -19,7 +19,7 @@ class Meters:
         labels = ("path", "status")
         self.requests = Counter("patchword_requests", "Requests answered", labels, registry=registry)
         self.seconds = Histogram(
-            "patchword_seconds", "Seconds to answer", ("path",), buckets=SECONDS, registry=registry
+            "patchword_seconds", "Seconds to answer", ("path",), buckets=DURATION_BUCKETS, registry=registry
         )
         sizes = (1, 2, 4, 8, 16, 32, 64)
         self.batches = Histogram("patchword_batch_pictures", "Pictures of a batch", buckets=sizes, registry=registry)

@@ -14,11 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..checkpoints import Checkpoint
 from .app import create_app
 from .limits import Limits
-from .prometheus import Meters
+from .prometheus import Metrics
 
-HEAD = 5  # seconds that the head of a request may take, the first one counted from the connection on
-TAKING = 30  # seconds that a client may take to read an answer
-LAST_REQUEST = 0.3  # seconds, after a SIGTERM, for requests that are on their way in
+HEADER_TIMEOUT = 5  # seconds that the head of a request may take, the first one counted from the connection on
+SEND_TIMEOUT = 30  # seconds that a client may take to read an answer
+SHUTDOWN_GRACE = 0.3  # seconds, after a SIGTERM, for requests that are on their way in
 
 
 class Protocol(H11Protocol):
@@ -26,13 +26,13 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEAD, self.close_if_waiting, None)
+        self.loop.call_later(HEADER_TIMEOUT, self.close_if_waiting, None)
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         super().data_received(data)
         if self.cycle is before and (before is None or before.response_complete):  # not yet, or no longer, a request
-            self.loop.call_later(HEAD, self.close_if_waiting, before)
+            self.loop.call_later(HEADER_TIMEOUT, self.close_if_waiting, before)
 
     def close_if_waiting(self, cycle: Any) -> None:
         if self.cycle is cycle and not self.transport.is_closing():
@@ -40,17 +40,17 @@ class Protocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.loop.call_later(TAKING, self.abort_if_unread)
+        self.loop.call_later(SEND_TIMEOUT, self.abort_if_unread)
 
     def abort_if_unread(self) -> None:
         if self.transport.get_write_buffer_size() and (self.cycle is None or self.cycle.response_complete):
             self.transport.abort()
 
 
-class Lines(logging.Handler):
+class JsonLogHandler(logging.Handler):
     """What libraries have to say, as a line of our log."""
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: Metrics) -> None:
         super().__init__(logging.WARNING)
         self.meters = meters
 
@@ -74,11 +74,11 @@ class Server(uvicorn.Server):
         self.config.app.state.meters.log("stopping")  # type: ignore[union-attr]
         for listener in self.servers:
             listener.close()
-        await asyncio.sleep(LAST_REQUEST)
+        await asyncio.sleep(SHUTDOWN_GRACE)
         await super().shutdown(sockets)
 
 
-def run(
+def run_server(
     checkpoint: Checkpoint,
     name: str,
     listener: socket.socket,
@@ -89,7 +89,7 @@ def run(
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; what was accepted by then is answered. `name` is what the model is called."""
     app = create_app(checkpoint, limits, token, num_threads, name=name, engine=engine)
-    logging.getLogger().handlers = [Lines(app.state.meters)]
+    logging.getLogger().handlers = [JsonLogHandler(app.state.meters)]
     config = uvicorn.Config(
         app, log_config=None, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=int(limits.sending + limits.answering) + 5, timeout_keep_alive=5, http=Protocol,

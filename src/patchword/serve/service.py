@@ -20,25 +20,25 @@ from ..data.images import load_image
 from ..data.preprocess import Preprocess
 from ..engines.engine import PreparedEngine
 from ..errors import ImageError
-from ..inspection.explain import BY_CLASS, Method, methods_for
-from ..plots.overlay import overlay, scaled
+from ..inspection.explain import CLASS_METHODS, Method, methods_for
+from ..plots.overlay_heatmap import overlay_heatmap, scale_to_unit
 from .batcher import Batcher
 from .limits import Limits
-from .middleware import ClientGone
+from .middleware import ClientDisconnected
 from .problem_json import Problem
-from .prometheus import Meters
+from .prometheus import Metrics
 from .uploads import Upload
 from .worker import Worker
 
 T = TypeVar("T")
-DECODERS = 2
-LONGEST = 4096  # pixels of a side of a picture with its map: a line of millions is no picture
-PATIENCE = 2  # times the seconds for an answer: then the model's process is stuck
-DRAWN = 2_000_000  # pixels of a picture with its map; larger ones are shrunk to so many
+NUM_DECODERS = 2
+MAX_OVERLAY_SIDE = 4096  # pixels of a side of a picture with its map: a line of millions is no picture
+WORKER_TIMEOUT_FACTOR = 2  # times the seconds for an answer: then the model's process is stuck
+MAX_OVERLAY_PIXELS = 2_000_000  # pixels of a picture with its map; larger ones are shrunk to so many
 
 
 @dataclass(frozen=True)
-class Picture:
+class DecodedImage:
     """One upload: what the model sees of it, where on the picture that is, and the picture, if a map is to be drawn."""
 
     pixels: np.ndarray
@@ -50,15 +50,15 @@ class Service:
     """What the app's endpoints ask. Lives as long as the app."""
 
     def __init__(
-        self, checkpoint: Checkpoint, engine: PreparedEngine, limits: Limits, meters: Meters, num_threads: int | None
+        self, checkpoint: Checkpoint, engine: PreparedEngine, limits: Limits, meters: Metrics, num_threads: int | None
     ) -> None:
         assert checkpoint.preprocess is not None
         self.checkpoint, self.limits, self.meters, self.engine = checkpoint, limits, meters, engine.name
         self.preprocess: Preprocess = checkpoint.preprocess
         self.labels = checkpoint.labels or tuple(str(i) for i in range(checkpoint.config.num_classes))
-        self.worker = Worker(checkpoint, engine, num_threads, PATIENCE * limits.answering, meters.restarted)
-        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
-        self.decoding = asyncio.Semaphore(DECODERS)
+        self.worker = Worker(checkpoint, engine, num_threads, WORKER_TIMEOUT_FACTOR * limits.answering, meters.restarted)
+        self.decoders = ThreadPoolExecutor(NUM_DECODERS, thread_name_prefix="decode")
+        self.decoding = asyncio.Semaphore(NUM_DECODERS)
         self.batcher = Batcher(self.worker, limits, meters)
         self.ready = False
 
@@ -88,21 +88,21 @@ class Service:
         future.add_done_callback(lambda _: self.decoding.release())  # not here: this may be cancelled, even twice
         return await asyncio.shield(future)
 
-    def decode(self, upload: Upload, whole: bool) -> Picture | ImageError:
+    def decode(self, upload: Upload, whole: bool) -> DecodedImage | ImageError:
         """The image, or why it cannot be read."""
-        at_least = None if whole else self.preprocess.resized_to
+        min_size = None if whole else self.preprocess.resize_size
         mode, most = self.preprocess.mode, self.limits.pixels
         try:
-            picture = load_image(upload.data, mode=mode, at_least=at_least, max_pixels=most)
-            pixels = self.preprocess.pixels(picture)
+            picture = load_image(upload.data, mode=mode, min_size=min_size, max_pixels=most)
+            pixels = self.preprocess.resize_and_crop(picture)
         except ImageError as error:
             if error.code == "image_too_large":  # its reason names an argument, which a client does not have
                 return ImageError(f"it has more pixels than the {most:,} allowed. Shrink it first.", code=error.code)
             return error
         width, height = picture.size
-        left, top, right, bottom = self.preprocess.seen(height, width)
+        left, top, right, bottom = self.preprocess.crop_box(height, width)
         box = [round(v, 5) for v in (left / width, top / height, right / width, bottom / height)]
-        return Picture(pixels, box, shrunk(picture) if whole else None)
+        return DecodedImage(pixels, box, shrink_for_overlay(picture) if whole else None)
 
     async def each(self, files: list[Upload], work: Any, whole: bool = False) -> list[dict[str, Any]]:
         """`work(picture)` for every file, at the same time; a file that cannot be read has an error instead."""
@@ -121,27 +121,27 @@ class Service:
             return {"name": file.name, "error": picture.reason, "code": picture.code}
         return {"name": file.name, **await work(picture)}
 
-    async def predictions(self, picture: Picture, top: int) -> list[dict[str, Any]]:
+    async def predictions(self, picture: DecodedImage, top: int) -> list[dict[str, Any]]:
         shares = await self.batcher.ask(picture.pixels, "predict")
         best = np.argsort(-shares, kind="stable")[:top]
         return [{"label": self.labels[i], "index": int(i), "probability": float(shares[i])} for i in best]
 
-    async def explanation(self, picture: Picture, label: int, method: Method) -> dict[str, Any]:
+    async def explanation(self, picture: DecodedImage, label: int, method: Method) -> dict[str, Any]:
         """The map as numbers, where it lies on the picture, and the picture with the map over it."""
-        heat = await self.batcher.ask(picture.pixels, "heat", label if method in BY_CLASS else 0, method)
+        heat = await self.batcher.ask(picture.pixels, "heat", label if method in CLASS_METHODS else 0, method)
         drawn = await self.in_thread(self.drawn, picture, heat)
-        values = [[round(float(v), 4) for v in row] for row in scaled(heat)]
-        asked = method in BY_CLASS  # the other ways know no class: their map is the same for all
+        values = [[round(float(v), 4) for v in row] for row in scale_to_unit(heat)]
+        asked = method in CLASS_METHODS  # the other ways know no class: their map is the same for all
         about = {"label": self.labels[label] if asked else None, "index": label if asked else None, "method": method}
         return {**about, "map": values, "box": picture.box, "png": drawn}
 
-    def drawn(self, picture: Picture, heat: np.ndarray) -> str:
+    def drawn(self, picture: DecodedImage, heat: np.ndarray) -> str:
         assert picture.whole is not None
         file = io.BytesIO()
-        overlay(picture.whole, heat, self.preprocess).save(file, "PNG")
+        overlay_heatmap(picture.whole, heat, self.preprocess).save(file, "PNG")
         return base64.b64encode(file.getvalue()).decode()
 
-    async def attention(self, picture: Picture, layer: int, head: int | None) -> dict[str, Any]:
+    async def attention(self, picture: DecodedImage, layer: int, head: int | None) -> dict[str, Any]:
         config = self.checkpoint.config
         assert isinstance(config, ViTConfig)
         rows, columns = config.grid
@@ -158,15 +158,15 @@ class Service:
             if task.done():
                 return task.result()
             if gone.done():
-                raise ClientGone
+                raise ClientDisconnected
             raise Problem(504, f"There was no answer within {self.limits.answering:g} seconds.", {"Retry-After": "1"})
         finally:
             gone.cancel()
             task.cancel()
 
 
-def shrunk(picture: Image.Image) -> Image.Image:
-    scale = min(1.0, math.sqrt(DRAWN / (picture.width * picture.height)), LONGEST / max(picture.size))
+def shrink_for_overlay(picture: Image.Image) -> Image.Image:
+    scale = min(1.0, math.sqrt(MAX_OVERLAY_PIXELS / (picture.width * picture.height)), MAX_OVERLAY_SIDE / max(picture.size))
     if scale == 1:
         return picture
     return picture.resize(

@@ -15,12 +15,12 @@ from starlette.requests import Request
 from .limits import Limits
 from .problem_json import Problem
 
-WAYS = (
+HOW_TO_SEND = (
     "Send a picture as a form with files, as the body itself (Content-Type: image/jpeg), or as JSON: "
     '{"image": BASE64} or {"images": [BASE64, ...]}.'
 )
 
-MOST_MARKS = 1000  # commas, colons and brackets of a JSON request; base64 has none of them
+MAX_JSON_TOKENS = 1000  # commas, colons and brackets of a JSON request; base64 has none of them
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Upload:
     data: bytes
 
 
-async def uploads(request: Request, limits: Limits) -> list[Upload]:
+async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
     """What a request brings; at least one picture, at most as many as the limit."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
@@ -40,9 +40,9 @@ async def uploads(request: Request, limits: Limits) -> list[Upload]:
         body = await request.body()
         found = [Upload("picture", body)] if body else []
     else:
-        raise Problem(415, f"{kind[:80]} is not read here. {WAYS}")
+        raise Problem(415, f"{kind[:80]} is not read here. {HOW_TO_SEND}")
     if not found:
-        raise Problem(422, f"There is no picture in the request. {WAYS}", code="no_image")
+        raise Problem(422, f"There is no picture in the request. {HOW_TO_SEND}", code="no_image")
     return found
 
 
@@ -59,7 +59,7 @@ class FormParser(MultiPartParser):
         super().on_part_end()
         self.files += isinstance(self.items[-1][1], UploadFile)
         if self.files > self.limits.files:
-            raise too_many(self.limits)
+            raise too_many_images(self.limits)
 
 
 async def from_form(request: Request, limits: Limits) -> list[Upload]:
@@ -72,39 +72,39 @@ async def from_form(request: Request, limits: Limits) -> list[Upload]:
         raise Problem(400, "The form is not in the encoding that it names.", code="invalid_form") from None
     try:
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        return [Upload(clean(file.filename), await file.read()) for file in files]
+        return [Upload(clean_filename(file.filename), await file.read()) for file in files]
     finally:
         await form.close()
 
 
-def clean(name: str | None) -> str:
+def clean_filename(name: str | None) -> str:
     """A name that can be told back."""
     return (name or "picture").encode("utf-8", "replace").decode()
 
 
 def from_json(body: bytes, limits: Limits) -> list[Upload]:
-    if sum(body.count(mark) for mark in (b",", b"[", b"{", b":")) > MOST_MARKS:  # it would take seconds to read
-        raise Problem(422, f"The JSON is not what is read here. {WAYS}", code="invalid_json")
+    if sum(body.count(mark) for mark in (b",", b"[", b"{", b":")) > MAX_JSON_TOKENS:  # it would take seconds to read
+        raise Problem(422, f"The JSON is not what is read here. {HOW_TO_SEND}", code="invalid_json")
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
         raise Problem(400, "The body is not JSON.", code="invalid_json") from None
     if not isinstance(said, dict):
-        raise Problem(422, f"The JSON must be an object. {WAYS}", code="invalid_json")
+        raise Problem(422, f"The JSON must be an object. {HOW_TO_SEND}", code="invalid_json")
     given: Any = said.get("images", [said["image"]] if "image" in said else [])
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         raise Problem(422, '"images" must be a list of base64 texts, "image" one of them.', code="invalid_json")
     if len(given) > limits.files:
-        raise too_many(limits)
-    return [Upload(f"picture {number}", decoded(text, number)) for number, text in enumerate(given, 1)]
+        raise too_many_images(limits)
+    return [Upload(f"picture {number}", decode_base64(text, number)) for number, text in enumerate(given, 1)]
 
 
-def too_many(limits: Limits) -> Problem:
+def too_many_images(limits: Limits) -> Problem:
     detail = f"A request may have {limits.files} pictures. Send the others in another one."
     return Problem(422, detail, code="too_many_images")
 
 
-def decoded(text: str, number: int) -> bytes:
+def decode_base64(text: str, number: int) -> bytes:
     """Base64, with or without the head of a data address."""
     if text.startswith("data:"):
         text = text.partition(",")[2]

@@ -24,14 +24,14 @@ import torch
 from ..checkpoints import Checkpoint
 from ..engines.engine import PreparedEngine
 from ..inference.classifier import Classifier
-from ..inspection.attention_rollout import readers_of
+from ..inspection.attention_rollout import pooling_weights
 from ..inspection.capture import attention_maps
 from ..inspection.explain import explain
 from ..models import ViT
 
-FORKING = "forkserver" in multiprocessing.get_all_start_methods()
-CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("forkserver" if FORKING else "spawn")
-if FORKING:
+HAS_FORKSERVER = "forkserver" in multiprocessing.get_all_start_methods()
+CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("forkserver" if HAS_FORKSERVER else "spawn")
+if HAS_FORKSERVER:
     CONTEXT.set_forkserver_preload([__name__])
 
 
@@ -57,7 +57,7 @@ class Worker:
         """`patience` is how many seconds an answer may take before the process is taken for stuck and replaced."""
         self.engine = engine
         self.packed, self.num_threads, self.patience, self.on_restart = (
-            packed(checkpoint),
+            serialize_checkpoint(checkpoint),
             num_threads,
             patience,
             on_restart,
@@ -73,10 +73,10 @@ class Worker:
         self.connection, theirs = CONTEXT.Pipe()
         arguments = (theirs, self.packed, self.engine, self.num_threads)
         process = CONTEXT.Process(  # type: ignore[attr-defined]
-            target=serve_model, args=arguments, daemon=True, name="patchword model"
+            target=worker_main, args=arguments, daemon=True, name="patchword model"
         )
         try:
-            with deaf():
+            with block_stop_signals():
                 process.start()
         finally:
             theirs.close()  # so that the death of the process is the end of the connection
@@ -132,7 +132,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def block_stop_signals() -> Iterator[None]:
     """What is started within is never told to stop by a terminal or a service manager, which tell the whole group."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -147,7 +147,7 @@ def deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def packed(checkpoint: Checkpoint) -> bytes:
+def serialize_checkpoint(checkpoint: Checkpoint) -> bytes:
     """As bytes, tensors as arrays: torch's own way to send tensors shares memory with a process that may be killed."""
     tensors = {n: t.detach().float() if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
     fields = {n: getattr(checkpoint, n) for n in ("config", "preprocess", "labels", "temperature", "multi_label")}
@@ -156,7 +156,7 @@ def packed(checkpoint: Checkpoint) -> bytes:
     return file.getvalue()
 
 
-def serve_model(connection: Connection, said: bytes, engine: PreparedEngine, num_threads: int | None) -> None:
+def worker_main(connection: Connection, said: bytes, engine: PreparedEngine, num_threads: int | None) -> None:
     """What the process does until it is told to end, or its parent is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where signals cannot be masked
         signal.signal(number, signal.SIG_IGN)
@@ -165,7 +165,7 @@ def serve_model(connection: Connection, said: bytes, engine: PreparedEngine, num
     fields, arrays = pickle.loads(said)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     checkpoint = Checkpoint(tensors=tensors, **fields)
-    classifier = Classifier(checkpoint, "torch" if engine.name == "torch" else engine.opened(checkpoint))
+    classifier = Classifier(checkpoint, "torch" if engine.name == "torch" else engine.open(checkpoint))
     while True:
         try:
             question = connection.recv()
@@ -173,7 +173,7 @@ def serve_model(connection: Connection, said: bytes, engine: PreparedEngine, num
             return
         kind, pixels, arguments = question
         try:
-            answer: Any = ANSWERS[kind](classifier, torch.from_numpy(pixels), *arguments)
+            answer: Any = HANDLERS[kind](classifier, torch.from_numpy(pixels), *arguments)
         except Exception:
             answer = traceback.format_exc()
         connection.send(answer)
@@ -189,12 +189,12 @@ def predict(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
 def embed(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
     """What the head reads, (B, D)."""
     with torch.inference_mode():
-        return classifier.model.embed_images(classifier.preprocess.normalise(pixels)).numpy()
+        return classifier.model.embed_images(classifier.preprocess.normalize(pixels)).numpy()
 
 
-def heat(classifier: Classifier, pixels: torch.Tensor, label: int, method: Any) -> np.ndarray:
+def explain_class(classifier: Classifier, pixels: torch.Tensor, label: int, method: Any) -> np.ndarray:
     """Maps (B, h, w) for one class."""
-    images = classifier.preprocess.normalise(pixels)
+    images = classifier.preprocess.normalize(pixels)
     return explain(classifier.model, images, torch.full((len(images),), label), method)
 
 
@@ -207,10 +207,10 @@ def attention(classifier: Classifier, pixels: torch.Tensor, layer: int, head: in
     model = classifier.model
     assert isinstance(model, ViT)
     prefix, pooling = model.config.num_prefix, model.config.pooling
-    rule = readers_of("average" if pooling == "attention" else pooling, model.config)
+    rule = pooling_weights("average" if pooling == "attention" else pooling, model.config)
     found = []
     with torch.inference_mode():
-        for image in classifier.preprocess.normalise(pixels):
+        for image in classifier.preprocess.normalize(pixels):
             weights = attention_maps(model, image[None], [layer])[layer][0]
             chosen = weights.mean(dim=0) if head is None else weights[head]
             rows = torch.cat([chosen, (rule.to(chosen) @ chosen)[None]])
@@ -219,9 +219,9 @@ def attention(classifier: Classifier, pixels: torch.Tensor, layer: int, head: in
         return torch.stack(found).numpy()
 
 
-ANSWERS: dict[str, Callable[..., np.ndarray]] = {
+HANDLERS: dict[str, Callable[..., np.ndarray]] = {
     "predict": predict,
     "embed": embed,
-    "heat": heat,
+    "heat": explain_class,
     "attention": attention,
 }

@@ -51,10 +51,10 @@ def evaluate(
     from ...evaluation.evaluate import labeled_images
     from ...inference.classifier import Classifier
     from ...inference.prediction_csv import write_rows
-    from ...report.figure_files import require_room
+    from ...report.figure_files import require_empty_dir
 
     if out:
-        require_room(out, overwrite)
+        require_empty_dir(out, overwrite)
     checkpoint = reading.read(model)
     if corruptions and checkpoint.multi_label:
         raise ConfigError("--corruptions goes with models that give one class for each picture.")
@@ -110,7 +110,7 @@ def write_evaluation_page(
     out: Path, model: str, data: str, classifier: "Classifier", pictures: "list[LabeledImage]",
     result: "Evaluation", robust: "Robustness | None",
 ) -> None:  # fmt: skip
-    from ...report.figure_files import PAGE
+    from ...report.figure_files import REPORT_FILE
     from ...report.pages import write_evaluation
 
     split = f" ({pictures[0].part} split)" if pictures[0].part else ""
@@ -122,4 +122,4 @@ def write_evaluation_page(
         ("Throughput", f"{result.images_per_second:.1f} images per second"),
     ]
     write_evaluation(out, model_title(model), classifier, pictures, result, facts, robust)
-    print_status(f"wrote {out / PAGE}")
+    print_status(f"wrote {out / REPORT_FILE}")

@@ -211,18 +211,18 @@ def bench(
     if seconds <= 0:
         raise ConfigError(f"--seconds must be above 0, not {seconds:g}.")
     from ...engines.bench import BATCH_SIZES
-    from ...engines.bench_engines import bench_engines as measure
+    from ...engines.bench import bench_engines as measure
     from ...engines.engine import ENGINES
     from ...engines.engine_trials import run_trials
     from ...engines.parity import held_out_images
     from ...evaluation.evaluate import labeled_images
     from ...inference.classifier import Classifier
-    from ...report.figure_files import require_room
+    from ...report.figure_files import require_empty_dir
 
     if unknown := sorted(set(engines) - set(ENGINES)):
         raise ConfigError(f"There is no engine {unknown[0]!r}; there are {', '.join(ENGINES)}.")
     if out:
-        require_room(out, overwrite)
+        require_empty_dir(out, overwrite)
     classifier = Classifier(reading.read(model))
     checkpoint = classifier.checkpoint
     assert checkpoint.preprocess is not None
@@ -276,9 +276,9 @@ def show_bench(rows: "list[EngineBench]", accuracy: dict[str, float], json: bool
 
 def write_bench_page(out: Path, model: str, rows: "list[EngineBench]", accuracy: dict[str, float]) -> None:
     from ...core.runtime import machine_summary
-    from ...report.figure_files import PAGE
+    from ...report.figure_files import REPORT_FILE
     from ...report.pages import write_bench
 
     facts = [("Model", model_title(model)), ("Machine", machine_summary())]
     write_bench(out, model_title(model), facts, rows, accuracy)
-    print_status(f"wrote {out / PAGE}")
+    print_status(f"wrote {out / REPORT_FILE}")

@@ -13,7 +13,7 @@ from ..output import progress, report_unreadable, print_status
 if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
     from ...report.inspection_panels import Subject
-    from ...report.inspection_report import Found
+    from ...report.inspection_report import Inspection
 
 NAMED = 6  # pictures whose names stand on the page
 
@@ -45,12 +45,12 @@ def inspect(
         raise ConfigError("--label asks about a class in pictures; give some.")
     from ...inference.classifier import Classifier, find_class
     from ...inference.inspection_images import gather
-    from ...report.figure_files import PAGE, require_room, write_page
+    from ...report.figure_files import REPORT_FILE, require_empty_dir, write_page
     from ...report.inspection_panels import NAMES, Subject
     from ...report.inspection_report import inspect as look
     from ...report.pages import inspection_html
 
-    require_room(out, overwrite)
+    require_empty_dir(out, overwrite)
     classifier = Classifier(reading.read(model))
     pictures = gather(classifier, images, most)
     if images and not pictures.names:
@@ -62,9 +62,9 @@ def inspect(
     with progress("looking", len(NAMES)) as step:
         found = look(subject, lambda title: step())
     notes = [*classifier.checkpoint.notes, *(reason for _, reason in pictures.unread)]
-    page = inspection_html(model_title(model), facts(subject, found), found.exhibits, notes)
-    write_page(out, page, found.exhibits, NAMES)
-    print_status(f"wrote {out / PAGE} and {sum(e.draw is not None for e in found.exhibits)} figures")
+    page = inspection_html(model_title(model), facts(subject, found), found.panels, notes)
+    write_page(out, page, found.panels, NAMES)
+    print_status(f"wrote {out / REPORT_FILE} and {sum(e.draw is not None for e in found.panels)} figures")
     return report_unreadable(list(pictures.unread), len(pictures.names) + len(pictures.unread))
 
 
@@ -80,12 +80,12 @@ def before_resizing(model: str) -> "Checkpoint | None":
         return None
 
 
-def facts(subject: "Subject", found: "Found") -> list[tuple[str, str]]:
+def facts(subject: "Subject", found: "Inspection") -> list[tuple[str, str]]:
     """What stands above the figures."""
     checkpoint = subject.classifier.checkpoint
     size = "x".join(map(str, checkpoint.config.image_size))
     count = sum(t.numel() for t in checkpoint.tensors.values())
-    names = subject.pictures.names
+    names = subject.batch.names
     images = f"{len(names)} at {size} pixels: " if names else "none"
     images += ", ".join(Path(name).name for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
     lines = [

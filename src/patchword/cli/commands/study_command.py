@@ -32,7 +32,7 @@ def study(
     from ...config.overrides import parse_duration
     from ...core.runtime import machine_summary
     from ...recipes import load_recipe
-    from ...report.figure_files import PAGE
+    from ...report.figure_files import REPORT_FILE
     from ...studies import make_study, run_study
     from ...studies.definitions import SMALL
     from ...studies.runner import format_accuracy
@@ -44,5 +44,5 @@ def study(
     write_study(chosen, rows, folder, machine_summary())
     for row in rows:
         print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {format_accuracy(row)}")
-    print_status(f"wrote {folder / PAGE}")
+    print_status(f"wrote {folder / REPORT_FILE}")
     return 0
