@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,22 +35,24 @@ def logistic_probe(
     classes: int,
     old: LogisticModel | None = None,
     seconds: float = math.inf,
+    now: Callable[[], float] = time.monotonic,
 ) -> LogisticModel:
     """The one with the least loss on the pictures held out. Targets are classes, or rows of zeros and ones.
 
     Args:
         old: a head for other classes that reads the same features. Those held near what it knows are tried as well.
         seconds: after which no other is fitted. With a thousand classes one may take minutes.
+        now: The clock, in seconds.
     """
-    deadline = time.monotonic() + seconds
+    deadline = now() + seconds
     centres = [recalled(x, y, classes, old)] if old is not None and y.ndim == 1 else []
     found: list[tuple[float, LogisticModel]] = []
     for near in (*centres, None):
         lowest = math.inf
-        for each in path(x, y, classes, PENALTIES, near) if not found or time.monotonic() < deadline else ():
+        for each in path(x, y, classes, PENALTIES, near) if not found or now() < deadline else ():
             held = float(loss(each.scores(held_x), held_y))
             found.append((held, each))
-            if held > lowest or time.monotonic() > deadline:  # once it rises along the path, it goes on rising
+            if held > lowest or now() > deadline:  # once it rises along the path, it goes on rising
                 break
             lowest = held
     return min(found, key=lambda pair: pair[0])[1]

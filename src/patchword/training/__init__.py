@@ -1,4 +1,4 @@
-"""Training: `train` and `resume` (loop.py), which come to the same end however often a run is killed."""
+"""Training: `train` starts a run, `resume` continues one; both give the same result, however often it is killed."""
 
 from .callbacks import Callback, RunInfo, TrainResult
 from .nan_guard import replay

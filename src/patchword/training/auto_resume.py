@@ -1,4 +1,4 @@
-"""Which run a `train` command continues: one that torchrun restarted, or that was typed again with `--resume auto`."""
+"""Which run a `train` command continues: after a restart by torchrun, or with `--resume auto`."""
 
 import os
 from pathlib import Path
@@ -11,58 +11,66 @@ from ..core.io import read_json
 from ..errors import ConfigError, Note
 from .callbacks import Callback, TrainResult
 from .distributed import ProcessGroup
-from .run_dir import CONFIG, REPORT, last_folder, read_config
+from .run_dir import CONFIG_FILE, REPORT_FILE, latest_run_dir, read_config
 
 ResumeMode = Literal["auto", "never"]
 
 
-def is_restarted() -> bool:
-    """Whether torchrun has started this process again after a failure on this host (--max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def is_restarted(group: ProcessGroup) -> bool:
+    """Whether torchrun has restarted the job after a failure (--max-restarts).
+
+    All processes are asked, because a host counts only the restarts that its own processes caused.
+    """
+    return any(group.all_gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0))
 
 
-def run_to_resume(config: Config, out: str | Path | None, mode: ResumeMode, world: ProcessGroup) -> Path | None:
-    """The run directory that this command has begun before; None: there is none, or it is not to be resumed."""
+def find_run_to_resume(config: Config, out: str | Path | None, mode: ResumeMode, group: ProcessGroup) -> Path | None:
+    """Return the run directory that this command continues; None to start a new run."""
     if mode not in ("auto", "never"):
         raise ConfigError(f"resume is {mode!r}; it must be 'auto' or 'never'.")
-    restarted = any(world.gathered(is_restarted()))  # a host whose processes did not fail counts no restart
-    if mode == "never" and not restarted:
+    if mode == "never" and not is_restarted(group):
         return None
-    return world.from_first(lambda: same_run(config, out))
+    return group.run_on_main(lambda: find_same_run(config, out))
 
 
-def same_run(config: Config, out: str | Path | None) -> Path | None:
-    """The run directory of this configuration, if there is one.
+def find_same_run(config: Config, out: str | Path | None) -> Path | None:
+    """Return the run directory that has this configuration, if there is one.
 
-    One that the user named must not hold a run of another configuration. Without a name it is the last of runs/NAME,
-    runs/NAME-2, ..., and a run of another configuration there does not matter: a new directory will be made.
+    Args:
+        config: The configuration as given.
+        out: A directory that must not hold a run with another configuration. None: the last of runs/NAME,
+            runs/NAME-2, ..., which is not resumed if its configuration differs.
+
+    Raises:
+        ConfigError: `out` holds a run with another configuration; code "run_differs".
     """
-    folder = last_folder(config.name) if out is None else Path(out).expanduser()
-    if folder is None or not (folder / CONFIG).is_file():
+    folder = latest_run_dir(config.name) if out is None else Path(out).expanduser()
+    if folder is None or not (folder / CONFIG_FILE).is_file():
         return None
-    differing = differences(read_config(folder), config)
-    if not differing:
+    differences = list_differences(read_config(folder), config)
+    if not differences:
         return folder
     if out is None:
         return None
     raise ConfigError(
-        f"{folder} holds a run of another configuration: {'; '.join(differing)}. Resume it as it is with `patchword "
-        f"resume {folder}`, or choose another --out."
+        f"{folder} holds a run with another configuration: {'; '.join(differences)}. Resume it as it is with "
+        f"`patchword resume {folder}`, or choose another --out.",
+        code="run_differs",
     )
 
 
-def differences(saved: Config, wanted: Config) -> list[str]:
-    """Each field that differs, with both values, except those that a run resolves when it starts."""
-    if wanted.precision == "auto":
-        wanted = wanted.replace(precision=saved.precision)
-    ours, theirs = fields(wanted.to_json()), fields(saved.to_json())
+def list_differences(saved: Config, given: Config) -> list[str]:
+    """Describe each field that differs, except those that a run resolves when it starts."""
+    if given.precision == "auto":
+        given = given.replace(precision=saved.precision)
+    ours, theirs = flatten(given.to_json()), flatten(saved.to_json())
     names = sorted(ours.keys() | theirs.keys())
-    names = [name for name in names if ours.get(name) != theirs.get(name) and not is_resolved(name, wanted)]
+    names = [name for name in names if ours.get(name) != theirs.get(name) and not is_resolved_at_start(name, given)]
     return [f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here" for name in names]
 
 
-def is_resolved(path: str, config: Config) -> bool:
-    """Whether a run's config.json has this field from its data or its pretrained weights, not from the given config."""
+def is_resolved_at_start(path: str, config: Config) -> bool:
+    """Whether a run takes this field from its data or pretrained weights, not from the given configuration."""
     section, _, name = path.partition(".")
     if section != "model":
         return False
@@ -71,19 +79,19 @@ def is_resolved(path: str, config: Config) -> bool:
     return name == "num_classes" or (name == "image_size" and config.image_size is not None)
 
 
-def fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A configuration without its levels: {"optim.lr": 0.001, ...}."""
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a configuration: {"optim.lr": 0.001, ...}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 
-def finished_outcome(folder: Path, watchers: tuple[Callback, ...]) -> TrainResult:
-    """The outcome of a run that needs no more training, from what its model records."""
-    note = Note(f"{folder} is already finished: nothing was trained. Its report is {folder / REPORT}.", "finished")
-    for watcher in watchers:
-        watcher.say(f"note: {note}")
-    record = read_json(folder / MODEL_JSON)["provenance"]
-    length = record["step"], record["steps"], record["seconds"]
-    return TrainResult(folder, record["metrics"], *length, folder / REPORT, (note,))
+def finished_result(run_dir: Path, callbacks: tuple[Callback, ...]) -> TrainResult:
+    """Return the result of a finished run, from what its model records."""
+    report = run_dir / REPORT_FILE
+    note = Note(f"{run_dir} is already finished: nothing was trained. Its report is {report}.", "finished")
+    for callback in callbacks:
+        callback.on_message(f"note: {note}")
+    record = read_json(run_dir / MODEL_JSON)["provenance"]
+    return TrainResult(run_dir, record["metrics"], record["step"], record["steps"], record["seconds"], report, (note,))

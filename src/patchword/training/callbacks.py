@@ -1,4 +1,4 @@
-"""Who looks on while a run goes: the console and the loggers are watchers, and so may be a user's own."""
+"""Callbacks: what a run reports while it trains. Console and loggers are callbacks, and users can add their own."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,48 +7,81 @@ from typing import Any
 from ..config import Config
 from ..errors import Note
 
+LogRow = dict[str, Any]  # a line of metrics.jsonl: kind ("train", "val" or "test"), step, epoch, seconds and metrics
+
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known when the first step begins."""
+    """What is known about a run before its first step.
 
-    folder: Path
+    Attributes:
+        run_dir: The run directory.
+        config: The resolved configuration.
+        num_parameters: All parameters of the model.
+        num_trainable: The parameters that are trained.
+        num_samples: The number of samples of each split.
+        num_classes: The number of classes.
+        total_steps: The length of the run; None if a time budget determines it.
+        resumed_step: The step that the run resumes from; 0 for a new run.
+        notes: What the user should know about the configuration, the weights and the data.
+    """
+
+    run_dir: Path
     config: Config
-    parameters: int
-    trained: int  # of these, those that change
-    samples: dict[str, int]  # of each part
-    classes: int
-    steps: int | None  # None: as many as the budget allows
-    resumed_at: int  # step
+    num_parameters: int
+    num_trainable: int
+    num_samples: dict[str, int]
+    num_classes: int
+    total_steps: int | None
+    resumed_step: int
     notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to."""
+    """The result of a finished run.
 
-    folder: Path
-    figures: dict[str, dict[str, Any]]  # of "val" and, if there is one, "test"
+    Attributes:
+        run_dir: The run directory, which is also a model directory.
+        metrics: The metrics of "val" and, if there is a test set, of "test".
+        best_step: The step of the published model.
+        steps: The number of training steps.
+        seconds: Training time, including that of processes that were killed.
+        report: The HTML report.
+        notes: Everything that was reported during the run.
+        num_unreadable: How many images could not be read, over all splits.
+    """
+
+    run_dir: Path
+    metrics: dict[str, dict[str, Any]]
     best_step: int
     steps: int
     seconds: float
     report: Path
     notes: tuple[Note, ...]
-    unreadable: int = 0  # images that could not be read, of all splits
+    num_unreadable: int = 0
 
 
 class Callback:
-    """Does nothing; override what is of interest."""
+    """Base class with methods that do nothing; override those you need. Only the first process calls them."""
 
-    def begin(self, briefing: RunInfo) -> None: ...
+    def on_train_start(self, info: RunInfo) -> None:
+        """Run before the first step."""
 
-    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
-        """A row of metrics.jsonl; `progress` 0 to 1, `left` seconds."""
+    def on_step(self, row: LogRow, progress: float, seconds_left: float) -> None:
+        """Run after every training step.
 
-    def tick(self, row: dict[str, Any], progress: float, left: float) -> None:
-        """A step that metrics.jsonl has no row for."""
+        Args:
+            row: Loss, accuracy, learning rate and throughput of the step.
+            progress: The completed fraction of the run.
+            seconds_left: The estimated time until the end of training.
+        """
 
-    def say(self, message: str) -> None: ...
+    def on_log(self, row: LogRow) -> None:
+        """Run after each row that is written to metrics.jsonl: some training steps and all evaluations."""
 
-    def end(self, outcome: TrainResult | None) -> None:
-        """None: the run did not come to its end."""
+    def on_message(self, message: str) -> None:
+        """Run when there is something to tell the user."""
+
+    def on_train_end(self, result: TrainResult | None) -> None:
+        """Run at the end; `result` is None if the run was stopped or failed."""

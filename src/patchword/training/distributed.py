@@ -1,9 +1,9 @@
-"""The processes of a run: one, or those that torchrun started, each with its share of every batch."""
+"""The processes of a run: one, or those that torchrun started, each with its slice of every batch."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from ..errors import PatchwordError
 from .rendezvous import elastic_store
 
-TIMEOUT = timedelta(minutes=30)  # until a process that does not answer is given up
+Value = TypeVar("Value")
+
+TIMEOUT = timedelta(minutes=30)  # until the job is aborted because a process does not respond
 BUCKET_BYTES = 25 * 2**20  # of gradients that are averaged at once: bounds the memory for the copy
 
 
 class ProcessGroup:
-    """Rank and size; what the processes tell each other. Alone, every exchange is the identity."""
+    """Rank, size, device and collective operations. With one process every collective is the identity."""
 
     def __init__(self) -> None:
         self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -25,18 +27,19 @@ class ProcessGroup:
         if torch.cuda.is_available():
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
             torch.cuda.set_device(self.device)
-        self.owner = self.size > 1 and not dist.is_initialized()
-        if self.owner:
+        self.is_owner = self.size > 1 and not dist.is_initialized()
+        if self.is_owner:
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             store = elastic_store(self.rank, self.size, TIMEOUT)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
 
     @property
-    def first(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and reports to the user."""
         return self.rank == 0
 
-    def mean(self, values: Tensor) -> Tensor:
+    def all_reduce_mean(self, values: Tensor) -> Tensor:
+        """Return the mean over all processes, computed in place."""
         if self.size > 1:
             dist.all_reduce(values)
             values /= self.size
@@ -44,72 +47,78 @@ class ProcessGroup:
 
     @torch.no_grad()
     def average_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Replaces gradients by their mean over all processes; parameters without one are left without.
+        """Replace gradients by their mean over all processes; parameters without a gradient keep none.
 
-        Not DistributedDataParallel: that rearranges its buckets after the first step, and from three processes on the
-        place of a number in its bucket decides the order of summation. A resumed run, whose buckets are fresh, would
-        not be bit-identical. Here buckets are a function of the model alone.
+        Not DistributedDataParallel: it rearranges its buckets after the first step, and with three or more processes
+        the position of a value in its bucket decides the order of summation. A resumed run starts with fresh buckets
+        and would not be bit-identical. Here the buckets depend on the model only.
         """
         if self.size == 1:
             return
-        for bucket in buckets(p.grad for p in parameters if p.grad is not None):
-            flat = self.mean(torch.cat([gradient.reshape(-1) for gradient in bucket]))
-            pieces = flat.split([gradient.numel() for gradient in bucket])
-            means = [piece.view(g.shape) for piece, g in zip(pieces, bucket, strict=True)]
+        for bucket in make_buckets(p.grad for p in parameters if p.grad is not None):
+            flat = self.all_reduce_mean(torch.cat([gradient.reshape(-1) for gradient in bucket]))
+            chunks = torch.split(flat, [gradient.numel() for gradient in bucket])
+            means = [chunk.view(g.shape) for chunk, g in zip(chunks, bucket, strict=True)]
             torch._foreach_copy_(bucket, means)
 
-    def shared(self, value: Any) -> Any:
-        """The first process's value, everywhere."""
+    def broadcast(self, value: Value) -> Value:
+        """Return the main process's value, which must be picklable."""
         if self.size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns in the first process, everywhere; so is an error that the user can fix."""
-        made, error = None, None
-        if self.first:
+    def run_on_main(self, function: Callable[[], Value]) -> Value:
+        """Call `function` in the main process only, and return its result in every process.
+
+        A `PatchwordError` is raised in every process, so that all of them end with the same message.
+        """
+        result: Any = None
+        error: PatchwordError | None = None
+        if self.is_main:
             try:
-                made = make()
+                result = function()
             except PatchwordError as raised:
                 error = raised
-        made, error = self.shared((made, error))
+        result, error = self.broadcast((result, error))
         if error is not None:
             raise error
-        return made
+        return result  # type: ignore[no-any-return]  # the main process's value
 
-    def gathered(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank."""
+    def all_gather(self, value: Value) -> list[Value]:
+        """Return the values of all processes, by rank."""
         if self.size == 1:
             return [value]
-        values = [None] * self.size
+        values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
-    def share_state(self, model: nn.Module) -> None:
-        """Gives the model the first process's weights and buffers everywhere."""
+    def broadcast_state(self, model: nn.Module) -> None:
+        """Give every process the main process's weights and buffers."""
         if self.size > 1:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, src=0)
 
-    def agree(self, model: nn.Module) -> None:
-        """Gives the model the first process's buffers everywhere: each gathers statistics of its own."""
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Give every process the main process's batch norm statistics, which each updates from its own samples."""
         if self.size > 1:
             for buffer in (b for b in model.buffers() if b.is_floating_point()):
                 dist.broadcast(buffer, src=0)
 
     def barrier(self) -> None:
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
     def close(self) -> None:
-        if self.owner:
+        """Leave the job."""
+        if self.is_owner:
             dist.destroy_process_group()
 
 
-def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors in their order, in lists of at most BUCKET_BYTES, or of one tensor that is larger."""
+def make_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Group tensors, in order, into lists of at most BUCKET_BYTES, or of one larger tensor."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:

@@ -1,7 +1,7 @@
 """The model at step 0: from scratch or from pretrained weights, with frozen weights and LoRA."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -77,7 +77,7 @@ def init_from_scratch(config: Config, splits: DatasetSplits) -> InitialState:
         model_config = model_config.replace(image_size=config.image_size)
     if model_config.in_channels not in (1, 3):
         raise ConfigError(f"model.in_channels is {model_config.in_channels}, but images have 1 or 3 channels.")
-    mode = cast(Literal["L", "RGB"], "L" if model_config.in_channels == 1 else "RGB")
+    mode: Literal["L", "RGB"] = "L" if model_config.in_channels == 1 else "RGB"
     size = model_config.image_size
     mean, std = compute_channel_stats(splits.train, mode, size)
     are_photos = config.augment.crop == "resized" and not isinstance(splits.train, ArraySource)

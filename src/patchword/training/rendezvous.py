@@ -1,8 +1,8 @@
 """How the processes of a job find each other, also after torchrun has restarted them.
 
-torchrun keeps one key-value store over all attempts (torch 2.13), in which a process may find the address of one that
-was killed: pytorch#167288. So the processes first agree on a prefix for the keys of this attempt. The restart count
-would not do: every host has its own.
+torchrun keeps one key-value store over all attempts (torch 2.13), in which a process can find the address of one that
+was killed (https://github.com/pytorch/pytorch/issues/167288). So the processes first agree on a key prefix for this
+attempt. The restart count does not work as a prefix, because every host has its own.
 """
 
 import os
@@ -10,25 +10,25 @@ import time
 import uuid
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 POLL_SECONDS = 0.02
 
 
 def elastic_store(rank: int, size: int, timeout: timedelta) -> Store | None:
-    """Torchrun's store, without what earlier attempts have left in it; None: it was not torchrun that started us."""
+    """Return torchrun's store without the keys of earlier attempts; None if torchrun did not start this process."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timeout)
-    return PrefixStore(agreed_prefix(store, rank, size, timeout), store)
+    return PrefixStore(agree_on_prefix(store, rank, size, timeout), store)
 
 
-def agreed_prefix(store: Store, rank: int, size: int, timeout: timedelta) -> str:
-    """A new name that all processes of this attempt know, and none of another one takes for its own.
+def agree_on_prefix(store: Store, rank: int, size: int, timeout: timedelta) -> str:
+    """Return a new prefix that all processes of this attempt share with no process of another attempt.
 
-    The first process proposes a name; the others sign it with names of their own, and it confirms what it has read. So
-    nobody trusts a key of an earlier attempt: an old proposal is never confirmed to a new process.
+    The first process proposes a prefix, the others sign it with a random name, and the first confirms each signature.
+    A key of an earlier attempt is never trusted, because an old proposal is never confirmed to a new process.
     """
     own = uuid.uuid4().hex
     if rank == 0:
@@ -37,9 +37,9 @@ def agreed_prefix(store: Store, rank: int, size: int, timeout: timedelta) -> str
             store.wait([signature], timeout)
             store.set(f"{own}/confirmed/{store.get(signature).decode()}", "")
         return own
-    end = time.monotonic() + timeout.total_seconds()
+    deadline = time.monotonic() + timeout.total_seconds()
     signed = ""
-    while time.monotonic() < end:
+    while time.monotonic() < deadline:
         proposal = store.get("proposal").decode()
         if proposal != signed:
             store.set(f"{proposal}/signed/{rank}", own)
@@ -47,4 +47,4 @@ def agreed_prefix(store: Store, rank: int, size: int, timeout: timedelta) -> str
         if store.check([f"{proposal}/confirmed/{own}"]):
             return proposal
         time.sleep(POLL_SECONDS)
-    raise TimeoutError(f"Process {rank} of {size} has waited {timeout} for the first one.")
+    raise TimeoutError(f"Process {rank} of {size} waited {timeout} for the first process.")

@@ -57,7 +57,7 @@ from .run_dir import (
 )
 from .schedule import BudgetClock, StepClock
 from .selection import ENDPOINTS, is_better, select_interpolation
-from .trainer import NonFiniteStep, Trainer
+from .trainer import NonFiniteStepError, Trainer
 
 FIRST_LOGGED, LOG_EVERY = 10, 10  # the first ten steps get a row in metrics.jsonl, then every tenth
 
@@ -293,7 +293,7 @@ class Run:
             progress = group.broadcast(clock.progress(trainer.step))
             try:
                 metrics = trainer.train_step(progress)
-            except NonFiniteStep as error:
+            except NonFiniteStepError as error:
                 self.stop_at_fault(error.fault, error.batch)
             self.after_step(metrics, self.now() - started)
             is_over = group.broadcast(clock.is_over(trainer.step))

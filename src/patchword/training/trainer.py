@@ -33,7 +33,7 @@ from .schedule import lr_factor
 MAX_PROBE_FRACTION = 0.2  # of a time budget, for the features that a new head is fitted on
 
 
-class NonFiniteStep(Exception):
+class NonFiniteStepError(Exception):
     """A loss or a gradient norm is NaN or Inf: the step was discarded.
 
     Attributes:
@@ -169,7 +169,7 @@ class Trainer:
             loss, accuracy (None for mixed or multi-label targets), grad_norm and lr.
 
         Raises:
-            NonFiniteStep: Loss or gradient norm is not finite; nothing has changed.
+            NonFiniteStepError: Loss or gradient norm is not finite; nothing has changed.
         """
         batches = list(itertools.islice(self.batches, self.config.grad_accum_steps))
         self.is_first_phase = progress < self.config.progressive_resize.fraction
@@ -185,7 +185,7 @@ class Trainer:
             self.zero_grad()
             for buffer, before in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-            raise NonFiniteStep(*self.find_fault(batches))
+            raise NonFiniteStepError(*self.find_fault(batches))
         factor = lr_factor(self.config.schedule, progress)
         self.update_weights(grad_norm, factor)
         return {"loss": loss, "accuracy": accuracy, "grad_norm": grad_norm, "lr": self.config.optim.lr * factor}
@@ -202,7 +202,7 @@ class Trainer:
                 torch.manual_seed(self.dropout_seed(number))
                 with autocast(self.config.precision, self.group.device):
                     loss, logits = self.objective(self.model, **inputs)
-                (loss / len(batches)).backward()
+                (loss / len(batches)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
                 loss = loss.detach().float()
             losses.append(loss)
             if batch.targets.ndim == 1:
@@ -215,7 +215,7 @@ class Trainer:
         return mean_loss, accuracy if accuracies else None, grad_norm
 
     def prepare_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return images, targets and the teacher's logits; the teacher sees full-size images in the first phase, too."""
+        """Return images, targets and the teacher's logits. The teacher always sees full-size images."""
         device = self.group.device
         inputs = {"images": batch.images.to(device), "targets": batch.targets.to(device)}
         if self.teacher is not None:
