@@ -1,1 +1,1 @@
-"""From files on disk to pictures and class numbers. Knows no models."""
+"""Datasets: from files on disk to batches of images and labels. Does not know models."""

@@ -27,7 +27,7 @@ Mode = Literal["RGB", "L"]
 # Only what photographs and screenshots come in. Pillow can open some forty formats, and among them are interpreters
 # (EPS calls Ghostscript) and decoders that hardly anyone tests.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-SUFFIXES = frozenset(
+IMAGE_SUFFIXES = frozenset(
     [
         ".jpg",
         ".jpeg",
@@ -52,14 +52,14 @@ SUFFIXES = frozenset(
 
 # A picture of this size takes 300 MB as RGB. A few kilobytes of file can announce a thousand times as much.
 MAX_PIXELS = 100_000_000
-MOST_SCANS = 500  # of a JPEG; programs write a dozen at most
+MAX_SCANS = 500  # of a JPEG; programs write a dozen at most
 
 # How much larger than `at_least` a JPEG must still be when it is decoded at reduced scale. The decoder's own shrinking
 # is cruder than Pillow's, and this margin hides it. Measured on 250 ImageNet pictures (sides cut to multiples of 8),
-# shrunk to exactly 1/GAP of the decoded size by Preprocess.pixels, against the same from a full decode: mean difference
+# shrunk to exactly 1/GAP of the decoded size by Preprocess.resize_and_crop, against the same from a full decode: mean difference
 # 0.5, 0.6, 0.7 grey levels at scale 1/2, 1/4, 1/8, the worst picture 2.1, the worst pixel 14. With GAP 2.0: mean 0.8 to
 # 1.2, worst picture 2.8, worst pixel 20; with 3.0: mean 0.4 to 0.5, worst picture 1.8, worst pixel 12.
-GAP = 2.5
+DECODE_MARGIN = 2.5
 
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
@@ -78,7 +78,7 @@ def load_image(
     source: str | Path | bytes,
     *,
     mode: Mode = "RGB",
-    at_least: tuple[int, int] | None = None,
+    min_size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
     name: str | None = None,
 ) -> Image.Image:
@@ -98,7 +98,7 @@ def load_image(
     name = name or ("<bytes>" if isinstance(source, bytes) else str(source))
     try:
         with _opened(source) as file:
-            return _decoded(file, mode, at_least, max_pixels)
+            return _decoded(file, mode, min_size, max_pixels)
     except ImageError as error:
         raise ImageError(error.reason, name=name, code=error.code) from error
     except Exception as error:
@@ -135,7 +135,7 @@ def list_images(folder: str | Path) -> list[Path]:
         raise DataError(f"{folder} is not a folder{'' if folder.exists() else ', it does not exist'}. Check the path.")
     files = sorted(_walk(folder))
     if not files:
-        raise DataError(f"There are no pictures below {folder}. Files ending in {', '.join(sorted(SUFFIXES))} count.")
+        raise DataError(f"There are no pictures below {folder}. Files ending in {', '.join(sorted(IMAGE_SUFFIXES))} count.")
     return files
 
 
@@ -150,7 +150,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 yield Path(parent, name)
 
 
@@ -209,7 +209,7 @@ def _reason(error: Exception) -> tuple[str, str]:
     return f"it is damaged or truncated ({detail}). Copy, download or export it again.", "image_damaged"
 
 
-def _decoded(file: BinaryIO, mode: Mode, at_least: tuple[int, int] | None, max_pixels: int) -> Image.Image:
+def _decoded(file: BinaryIO, mode: Mode, min_size: tuple[int, int] | None, max_pixels: int) -> Image.Image:
     header = Image.open(file, formats=FORMATS)
     width, height = header.size
     if width * height > max_pixels:
@@ -220,7 +220,7 @@ def _decoded(file: BinaryIO, mode: Mode, at_least: tuple[int, int] | None, max_p
     if header.format in ("JPEG", "MPO"):  # MPO: several JPEGs in one file, as stereo and some telephone cameras write
         _require_few_scans(file)
         orientation = _orientation(header)
-        scale = _scale(height, width, orientation, at_least)
+        scale = _scale(height, width, orientation, min_size)
         image = _fast_jpeg(header, file, scale) or _pillow_jpeg(header, scale)
         # What needs no conversion is not copied: at 12 megapixels that is a third of the time.
         flat = image if image.mode == mode and image is not header else to_mode(image, mode)
@@ -235,8 +235,8 @@ def _require_few_scans(file: BinaryIO) -> None:
     """A progressive JPEG may have a thousand times as many scans as any program writes, each a pass over all pixels."""
     file.seek(0)
     scans = file.read().count(b"\xff\xda")
-    if scans > MOST_SCANS:
-        reason = f"it has {scans:,} scans, more than the {MOST_SCANS} allowed. Save it again."
+    if scans > MAX_SCANS:
+        reason = f"it has {scans:,} scans, more than the {MAX_SCANS} allowed. Save it again."
         raise ImageError(reason, code="image_unsupported")
 
 
@@ -247,18 +247,18 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _scale(height: int, width: int, orientation: int, at_least: tuple[int, int] | None) -> int:
+def _scale(height: int, width: int, orientation: int, min_size: tuple[int, int] | None) -> int:
     """The largest of 8, 4, 2, 1 by which the picture may be divided.
 
     Only divisors of both sides count, as nearly all cameras' sizes allow: otherwise the decoder rounds the size up, the
     proportions change a little, and a later crop can move by a pixel (mean difference 8 grey levels instead of 1).
     """
-    if at_least is None:
+    if min_size is None:
         return 1
-    rows, columns = reversed(at_least) if orientation in _SIDEWAYS else at_least
+    rows, columns = reversed(min_size) if orientation in _SIDEWAYS else min_size
     for scale in (8, 4, 2):
         divides = height % scale == 0 and width % scale == 0
-        if divides and height >= GAP * rows * scale and width >= GAP * columns * scale:
+        if divides and height >= DECODE_MARGIN * rows * scale and width >= DECODE_MARGIN * columns * scale:
             return scale
     return 1
 

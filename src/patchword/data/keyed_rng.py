@@ -1,18 +1,19 @@
-"""Random numbers that are looked up, not drawn: each is a function of a key and of nothing that happened before.
+"""Counter-based random numbers: each is a pure function of a key, without any generator state.
 
-A key stands for (seed, epoch, sample). What is random about a sample (its place in the order, its crop, its mixing
-partner's weight) therefore does not depend on workers, processes, batch sizes or resumption.
+A key stands for (seed, epoch, sample). The random choices for a sample (its position in the epoch, its crop, its mixup
+weight) therefore do not depend on workers, processes, batch size or resuming. The idea is that of Salmon et al.,
+"Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 """
 
 import hashlib
 
 import numpy as np
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: consecutive counters land far apart
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of SplitMix64
 
 
 def hash_mix(values: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit numbers that scrambles all bits (the finaliser of SplitMix64)."""
+    """Apply the finalizer of SplitMix64: a bijection of 64-bit integers that scrambles all bits."""
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -20,25 +21,25 @@ def hash_mix(values: np.ndarray) -> np.ndarray:
 
 
 def keys(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
-    """One 64-bit key for each sample of an epoch: uint64, in the shape of `indices`."""
+    """Return a 64-bit key for each sample of an epoch: uint64, in the shape of `indices`."""
     with np.errstate(over="ignore"):
-        base = hash_mix(hash_mix(np.asarray(seed, dtype=np.uint64) * _STEP) + np.uint64(epoch) * _STEP)
-        return hash_mix(base + np.asarray(indices).astype(np.uint64) * _STEP)
+        base = hash_mix(hash_mix(np.asarray(seed, dtype=np.uint64) * _INCREMENT) + np.uint64(epoch) * _INCREMENT)
+        return hash_mix(base + np.asarray(indices).astype(np.uint64) * _INCREMENT)
 
 
-def bits(keys: np.ndarray, purpose: str, count: int = 1) -> np.ndarray:
-    """`count` numbers of 64 random bits for each key: uint64 (B, count). Different purposes give independent ones."""
-    salt = np.uint64(int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little"))
+def bits(keys: np.ndarray, stream: str, count: int = 1) -> np.ndarray:
+    """Return `count` random 64-bit integers per key: uint64 (B, count). Streams of different names are independent."""
+    salt = np.uint64(int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little"))
     with np.errstate(over="ignore"):
-        counters = np.arange(1, count + 1, dtype=np.uint64) * _STEP
+        counters = np.arange(1, count + 1, dtype=np.uint64) * _INCREMENT
         return hash_mix(hash_mix(np.asarray(keys, dtype=np.uint64) ^ salt)[:, None] + counters)
 
 
-def uniform(keys: np.ndarray, purpose: str, count: int = 1) -> np.ndarray:
-    """`count` numbers in [0, 1) for each key: float64 (B, count). A larger count does not change the first ones."""
-    return (bits(keys, purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def uniform(keys: np.ndarray, stream: str, count: int = 1) -> np.ndarray:
+    """Return `count` numbers in [0, 1) per key: float64 (B, count). A larger count does not change the first ones."""
+    return (bits(keys, stream, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order of an epoch: a permutation of range(count), int64."""
+    """Return the sample order of an epoch: a permutation of range(count), int64."""
     return np.argsort(keys(seed, epoch, np.arange(count)), kind="stable")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from ..core.runtime import use_threads
+from ..core.runtime import set_num_threads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,7 +31,7 @@ def prefetch(
         yield from map(function, items)
         return
     num_threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(num_workers, initializer=use_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(num_workers, initializer=set_num_threads, initargs=(1,))
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:

@@ -164,7 +164,7 @@ class Preprocess(JsonConfig):
 
 def _center_interval(length: int, resized: int, size: int) -> tuple[float, float]:
     """Start and end of the center crop along one side, in pixels of the original image."""
-    start = int(round((resized - size) / 2.0))  # as torchvision's CenterCrop, which rounds half to even
+    start = round((resized - size) / 2.0)  # as torchvision's CenterCrop, which rounds half to even
     scale = length / resized
     return start * scale, min((start + size) * scale, length)  # a rounding error may exceed the edge
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DataConfig
-from ..core.text import tell
+from ..core.text import print_stderr
 from ..errors import DataError, Note
 from .class_labels import format_names
 from .datasets.registry import DATASET_NAMES, open_named_dataset
@@ -167,7 +167,7 @@ def resolve_dataset(reference: str, multi_label: bool = False) -> ResolvedDatase
         return open_hub_dataset(reference.removeprefix(PREFIX), multi_label)
     if reference in DATASET_NAMES:
         if Path(reference).is_dir():
-            tell(f"note: {reference} is read as the dataset of that name; for the folder, write ./{reference}")
+            print_stderr(f"note: {reference} is read as the dataset of that name; for the folder, write ./{reference}")
         splits = open_named_dataset(reference)
         return ResolvedDataset(splits.as_dict(), splits.notes)
     path = Path(reference).expanduser()

@@ -1,7 +1,7 @@
-"""What a training run asks of its data: one part of a data set as a row of pictures with their classes.
+"""`Source`: the images and labels of one split, as training reads them.
 
-Owns the interface `Source`, the two kinds that need nothing further (files and arrays), and `Parts`. It does not know
-where parts come from (`data.open` and the readers it calls), nor what becomes of a picture.
+Owns the interface `Source`, its two simplest implementations (image files and arrays in memory) and `DatasetSplits`.
+It does not know how splits are found (`data.resolve` and the formats) or how images are transformed (`data.loader`).
 """
 
 import copy
@@ -16,21 +16,29 @@ import numpy as np
 from PIL import Image
 
 from ..errors import DataError, Note
-from .class_labels import as_several, listed, matched_targets
+from .class_labels import format_names, remap_targets, to_multi_hot
 from .images import Mode, load_image, to_mode
 
-# What the parts of a data set are called in folders, file names and tables; case does not matter.
-PART_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-PART_NAMES |= {"val": "val", "valid": "val", "validation": "val"}
+# Names of splits in folders, file names and tables (case-insensitive), and the canonical name of each.
+SPLIT_ALIASES = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+}
+SPLIT_TITLES = {"train": "training set", "val": "validation set", "test": "test set"}
 
 
 class Source:
-    """Pictures and their classes. Subclasses say where the bytes come from: they define `key`, `name` and `read`.
+    """Images and their labels. Subclasses define `key`, `name` and `read`, that is, where the bytes come from.
 
     Attributes:
-        labels: the names of the classes, in the order of their indices.
-        targets: int64 (N,), the class of each sample; or float32 (N, K) of zeros and ones, where there may be several.
-        rows: int64 (N,), where each sample stands in the whole that this source was taken from.
+        labels: class names, in the order of the class indices.
+        targets: class indices, int64 (N,); for multi-label data a 0/1 matrix, float32 (N, K).
+        rows: row of each sample in the dataset before any `subset`, int64 (N,).
     """
 
     def __init__(self, labels: Sequence[str], targets: np.ndarray) -> None:
@@ -42,45 +50,50 @@ class Source:
         return len(self.targets)
 
     def key(self, index: int) -> str:
-        """What tells the sample from all others, and stays the same when the data are moved elsewhere."""
+        """Unique identifier of a sample. It does not change when the dataset is moved to another folder."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """How messages and reports call the sample."""
+        """Name of a sample in messages and reports."""
         return self.key(index)
 
-    def read(self, index: int, *, mode: Mode, at_least: tuple[int, int] | None = None) -> Image.Image:
-        """The picture, decoded, upright, 8 bits; see `load_image`. Raises only `ImageError`; safe from many threads."""
+    def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
+        """Decode one image (see `load_image`). Thread-safe; raises only `ImageError`."""
         raise NotImplementedError
 
     def subset(self, indices: np.ndarray) -> Self:
-        """Fewer samples, or the same in another order; the labels stay."""
-        part = copy.copy(self)
-        part.rows, part.targets = self.rows[indices], self.targets[indices]
-        return part
+        """Select samples, in the given order. The labels stay the same."""
+        selected = copy.copy(self)
+        selected.rows, selected.targets = self.rows[indices], self.targets[indices]
+        return selected
 
-    def relabelled(self, labels: Sequence[str], what: str = "The data") -> Self:
-        """The same samples with their classes counted as in `labels`, where they are found by name."""
+    def relabel(self, labels: Sequence[str], what: str = "The data") -> Self:
+        """Remap the class indices to another list of labels; classes are matched by name.
+
+        Args:
+            what: subject of the error message if a class has no counterpart.
+        """
         if self.labels == tuple(labels):
             return self
-        part = copy.copy(self)
-        part.targets = matched_targets(self.targets, self.labels, labels, what)
-        part.labels = tuple(labels)
-        return part
+        relabeled = copy.copy(self)
+        relabeled.targets = remap_targets(self.targets, self.labels, labels, what)
+        relabeled.labels = tuple(labels)
+        return relabeled
 
     def as_multi_label(self) -> Self:
-        """The same samples, each with a row of zeros and ones instead of a class."""
-        part = copy.copy(self)
-        part.targets = as_several(self.targets, len(self.labels))
-        return part
+        """Convert class indices to a multi-hot target matrix."""
+        converted = copy.copy(self)
+        converted.targets = to_multi_hot(self.targets, len(self.labels))
+        return converted
 
     @property
     def multi_label(self) -> bool:
+        """Whether `targets` is a multi-hot matrix."""
         return self.targets.ndim == 2
 
 
 class FileSource(Source):
-    """One file for each picture; `paths` are relative to `root`, or absolute."""
+    """One file per image. `paths` are absolute or relative to `root`."""
 
     def __init__(self, paths: Sequence[str], labels: Sequence[str], targets: np.ndarray, root: str | Path = "") -> None:
         super().__init__(labels, targets)
@@ -93,12 +106,12 @@ class FileSource(Source):
     def name(self, index: int) -> str:
         return os.path.join(self.root, self.key(index))
 
-    def read(self, index: int, *, mode: Mode, at_least: tuple[int, int] | None = None) -> Image.Image:
-        return load_image(self.name(index), mode=mode, at_least=at_least)
+    def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
+        return load_image(self.name(index), mode=mode, min_size=min_size)
 
 
 class ArraySource(Source):
-    """Decoded and in memory: `images` is uint8 (N, H, W, C), C 1 or 3. `title` begins the names: "cifar10 train"."""
+    """Decoded images in memory: uint8 (N, H, W, C) with 1 or 3 channels. `title` is a prefix of the sample names."""
 
     def __init__(self, images: np.ndarray, labels: Sequence[str], targets: np.ndarray, title: str = "array") -> None:
         super().__init__(labels, targets)
@@ -108,82 +121,107 @@ class ArraySource(Source):
     def key(self, index: int) -> str:
         return f"{self.title} {self.rows[index]}"
 
-    def read(self, index: int, *, mode: Mode, at_least: tuple[int, int] | None = None) -> Image.Image:
+    def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
         pixels = self.images[index]
         return to_mode(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), mode)
 
     def subset(self, indices: np.ndarray) -> Self:
-        part = super().subset(indices)
-        part.images = self.images[indices]
-        return part
+        selected = super().subset(indices)
+        selected.images = self.images[indices]
+        return selected
 
 
 @dataclass(frozen=True)
 class DatasetSplits:
-    """A data set as a run uses it.
+    """The training, validation and test sets of a run.
 
     Attributes:
-        split: how the parts came about, as JSON; `open_data` makes exactly the same of it again.
-        notes: what the user should be told about the data, such as files that had to be left out.
+        train: the training set.
+        val: the validation set, for model selection; `with_validation` splits one off if it is None.
+        test: the held-out test set.
+        split_info: how the splits were made, as JSON. Given to `open_data`, it reproduces exactly these splits.
+        notes: what the user should know about the data, for example files that were left out.
     """
 
     train: Source
     val: Source | None = None
     test: Source | None = None
-    split: dict[str, Any] = field(default_factory=dict)
+    split_info: dict[str, Any] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
-    def present(self) -> dict[str, Source]:
-        """The parts that there are, by name."""
-        parts = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: part for name, part in parts.items() if part is not None}
+    def as_dict(self) -> dict[str, Source]:
+        """The splits that are not None, by name."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: source for name, source in splits.items() if source is not None}
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a reader found at a reference: parts by name, each with classes of its own, and notes as in `Parts`."""
+class ResolvedDataset:
+    """What a format reader found at a reference.
 
-    parts: Mapping[str, Source]
+    Attributes:
+        splits: sources by split name. Their labels need not agree yet.
+        notes: as in `DatasetSplits`.
+    """
+
+    splits: Mapping[str, Source]
     notes: tuple[Note, ...] = ()
 
 
-def decode(data: bytes, name: str, mode: Mode, at_least: tuple[int, int] | None) -> Image.Image:
-    """The image in the bytes of a file; a message calls it `name`."""
-    return load_image(data, mode=mode, at_least=at_least, name=name)
+def decode_image(data: bytes, name: str, mode: Mode, min_size: tuple[int, int] | None) -> Image.Image:
+    """Decode the bytes of an image file; error messages call it `name`."""
+    return load_image(data, mode=mode, min_size=min_size, name=name)
 
 
 def from_arrays(images: np.ndarray, targets: np.ndarray, labels: Sequence[str] | None = None) -> ArraySource:
-    """A source out of arrays that are in memory already.
+    """Make a source from arrays in memory.
 
     Args:
-        images: uint8, (N, H, W, 3) colour, or (N, H, W, 1) or (N, H, W) grey.
-        targets: whole numbers (N,), the class of each picture; or zeros and ones (N, K), for several labels.
-        labels: the names of the classes; without it they are called "0", "1" and so on.
+        images: uint8, (N, H, W, 3) for RGB; (N, H, W, 1) or (N, H, W) for grayscale.
+        targets: class indices, integers (N,); or a multi-hot 0/1 matrix (N, K) for multi-label data.
+        labels: class names; "0", "1", ... if omitted.
     """
     images, targets = np.asarray(images), np.asarray(targets)
     images = images[..., None] if images.ndim == 3 else images
-    if images.dtype != np.uint8:
-        raise DataError(f"Pictures must be arrays of uint8 (0..255), not {images.dtype}: scale and convert them.")
-    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
-        raise DataError(f"Pictures must have the shape (N, H, W), (N, H, W, 1) or (N, H, W, 3), not {images.shape}.")
-    if targets.ndim not in (1, 2) or len(targets) != len(images):
-        raise DataError(f"There are {len(images)} pictures, but targets have the shape {targets.shape}: give one each.")
+    _check_images(images)
+    num_classes = _check_targets(targets, len(images))
     multi_label = targets.ndim == 2
-    if multi_label and not np.isin(targets, (0, 1)).all():
-        raise DataError("Targets in two dimensions must be zeros and ones: a column for each class.")
-    if not multi_label and not np.issubdtype(targets.dtype, np.integer):
-        raise DataError(f"Targets must be whole numbers, the classes' indices, not {targets.dtype}.")
-    if not multi_label and targets.min() < 0:
-        raise DataError(f"Targets must not be negative, and the smallest is {targets.min()}.")
-    count = targets.shape[1] if multi_label else int(targets.max()) + 1
-    labels = [str(index) for index in range(count)] if labels is None else labels
-    if len(set(labels)) < len(labels) or len(labels) < count or (multi_label and len(labels) > count):
-        raise DataError(f"The targets have {count} classes, and the labels {listed(labels)} are not one for each.")
+    labels = [str(index) for index in range(num_classes)] if labels is None else labels
+    if len(set(labels)) < len(labels) or len(labels) < num_classes or (multi_label and len(labels) > num_classes):
+        raise DataError(
+            f"labels must have one distinct name per class: the targets have {num_classes} classes, "
+            f"the {len(labels)} labels are {format_names(labels)}."
+        )
     return ArraySource(images, labels, targets.astype(np.float32 if multi_label else np.int64))
 
 
+def _check_images(images: np.ndarray) -> None:
+    if images.dtype != np.uint8:
+        raise DataError(f"images must be uint8 (0..255), not {images.dtype}: scale and convert them.")
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
+        raise DataError(f"images must have the shape (N, H, W), (N, H, W, 1) or (N, H, W, 3), not {images.shape}.")
+
+
+def _check_targets(targets: np.ndarray, num_images: int) -> int:
+    """Validate the targets and return the number of classes."""
+    if targets.ndim not in (1, 2) or len(targets) != num_images:
+        raise DataError(f"targets must have one row per image: {num_images} images, targets of shape {targets.shape}.")
+    if targets.ndim == 2:
+        if not np.isin(targets, (0, 1)).all():
+            raise DataError("Two-dimensional targets must contain only 0 and 1: one column per class.")
+        return targets.shape[1]
+    if not np.issubdtype(targets.dtype, np.integer):
+        raise DataError(f"targets must be integer class indices, not {targets.dtype}.")
+    if targets.min() < 0:
+        raise DataError(f"targets must not be negative; the smallest is {targets.min()}.")
+    return int(targets.max()) + 1
+
+
 def fingerprint(source: Source) -> str:
-    """Changes when samples are added, taken away, renamed or put into other classes; not when the data are moved."""
+    """SHA-256 of labels, sample keys and targets.
+
+    It changes when samples are added, removed, renamed or relabeled, but not when the dataset is moved.
+    """
     digest = hashlib.sha256("\0".join(source.labels).encode("utf-8", "surrogatepass"))
     for index in range(len(source)):
         digest.update(source.key(index).encode("utf-8", "surrogatepass") + b"\0")

@@ -1,6 +1,6 @@
-"""Splitting a validation part off the training part, so that every class is in both, and doing it again later.
+"""Stratified splits of a training set, and how a saved split is applied again.
 
-What is chosen depends on the seed and on the places of the samples alone, so it is the same on every machine.
+The choice depends only on the seed and the positions of the samples, so it is the same on every machine.
 """
 
 from typing import Any
@@ -8,96 +8,92 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .class_labels import listed
+from .class_labels import format_names
 from .keyed_rng import keys, uniform
 from .sources import Source
 
 
 def stratified_split(targets: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(training indices, validation indices), both sorted; about `fraction` of each class is for validation.
+    """Split off about `fraction` of each class for validation; returns (training, validation) indices, sorted.
 
-    Every class keeps at least one sample for training. Every class with two or more gives one for validation, unless
-    there are more such classes than `fraction` of all samples.
+    Every class keeps at least one training sample. Every class with two or more samples has at least one in the
+    validation set, unless there are more such classes than validation samples.
 
     Args:
-        targets: int64 (N,), the classes; or (N, K) of zeros and ones, for several labels.
+        targets: class indices, int64 (N,); or multi-hot (N, K) for multi-label data.
     """
     order = np.argsort(uniform(keys(seed, 0, np.arange(len(targets))), "split")[:, 0], kind="stable")
-    choose = _chosen_by_labels if targets.ndim == 2 else _chosen_by_class
+    choose = _choose_multi_label if targets.ndim == 2 else _choose_by_class
     chosen = order[choose(targets[order], fraction)]
     if not len(chosen):
         raise DataError(
-            f"No validation part can be split off {len(targets)} pictures: no class has two of them. "
-            f"Add pictures, or give a validation part of its own (data.val)."
+            f"Cannot split a validation set off {len(targets)} training images: no class has more than one. "
+            f"Add images, or set data.val to a separate validation set."
         )
     return np.setdiff1d(np.arange(len(targets)), chosen), np.sort(chosen)
 
 
-def stratified_part(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Indices, sorted, of about `fraction` of the samples of each class, one at least; with several labels, of all."""
+def stratified_subset(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Return the sorted indices of about `fraction` of each class, at least one; multi-label data: of all samples."""
     order = np.argsort(uniform(keys(seed, 0, np.arange(len(targets))), "part")[:, 0], kind="stable")
     if targets.ndim == 2:
         return np.sort(order[: max(1, round(fraction * len(targets)))])
-    chosen = [
-        places[: max(1, round(fraction * len(places)))]
-        for label in np.unique(targets)
-        if len(places := order[targets[order] == label])
-    ]
-    return np.sort(np.concatenate(chosen))
+    members = [order[targets[order] == label] for label in np.unique(targets)]
+    return np.sort(np.concatenate([indices[: max(1, round(fraction * len(indices)))] for indices in members]))
 
 
-def _chosen_by_class(targets: np.ndarray, fraction: float) -> np.ndarray:
-    """The first samples of each class, as many as are due to it."""
+def _choose_by_class(targets: np.ndarray, fraction: float) -> np.ndarray:
+    """Choose the first samples of each class, as many as its quota."""
     _, classes, counts = np.unique(targets, return_inverse=True, return_counts=True)
-    due = _due(counts, fraction)
+    quotas = _compute_quotas(counts, fraction)
     grouped = np.argsort(classes, kind="stable")
     starts = np.cumsum(counts) - counts
-    place = np.arange(len(targets)) - np.repeat(starts, counts)  # of each sample among those of its class
-    return grouped[place < np.repeat(due, counts)]
+    rank = np.arange(len(targets)) - np.repeat(starts, counts)  # of each sample within its class
+    return grouped[rank < np.repeat(quotas, counts)]
 
 
-def _due(counts: np.ndarray, fraction: float) -> np.ndarray:
-    """How many of each class go to validation: `fraction` of all together, spread by size."""
+def _compute_quotas(counts: np.ndarray, fraction: float) -> np.ndarray:
+    """Compute the number of validation samples per class: `fraction` of the total, proportional to class size."""
     total = max(1, round(counts.sum() * fraction))
-    most = np.maximum(counts - 1, 0)
-    least = np.minimum(most, 1) if (most > 0).sum() <= total else np.zeros_like(counts)
-    due = np.clip((counts * fraction).astype(np.int64), least, most)
-    while gap := total - due.sum():  # whole numbers: give to, or take from, where the fraction is missed by most
-        missed = (counts * fraction - due) * np.sign(gap)
-        missed[due == (most if gap > 0 else least)] = -np.inf
-        if missed.max() == -np.inf:
+    maximum = np.maximum(counts - 1, 0)
+    minimum = np.minimum(maximum, 1) if (maximum > 0).sum() <= total else np.zeros_like(counts)
+    quotas = np.clip((counts * fraction).astype(np.int64), minimum, maximum)
+    while gap := total - quotas.sum():  # rounding: adjust the class that is furthest from its exact fraction
+        error = (counts * fraction - quotas) * np.sign(gap)
+        error[quotas == (maximum if gap > 0 else minimum)] = -np.inf
+        if error.max() == -np.inf:
             break
-        due[missed.argmax()] += np.sign(gap)
-    return due
+        quotas[error.argmax()] += np.sign(gap)
+    return quotas
 
 
-def _chosen_by_labels(targets: np.ndarray, fraction: float) -> np.ndarray:
-    """Label by label, the rarest first, for it has the least choice; what a sample's other labels get is counted."""
-    has = targets > 0
-    counts = has.sum(axis=0)
-    due = _due(counts, fraction)
-    left = counts.copy()  # for training
-    chosen = np.zeros(len(has), dtype=bool)
+def _choose_multi_label(targets: np.ndarray, fraction: float) -> np.ndarray:
+    """Iterative stratification (Sechidis et al., 2011): choose samples label by label, the rarest label first."""
+    has_label = targets > 0
+    counts = has_label.sum(axis=0)
+    quotas = _compute_quotas(counts, fraction)
+    remaining = counts.copy()  # training samples of each label
+    chosen = np.zeros(len(has_label), dtype=bool)
     for label in np.argsort(counts, kind="stable"):
-        for sample in np.flatnonzero(has[:, label] & ~chosen):
-            if due[label] <= 0:
+        for sample in np.flatnonzero(has_label[:, label] & ~chosen):
+            if quotas[label] <= 0:
                 break
-            if (left[has[sample]] > 1).all():  # no label may lose its last
+            if (remaining[has_label[sample]] > 1).all():  # no label may lose its last training sample
                 chosen[sample] = True
-                due -= has[sample]
-                left -= has[sample]
-    unlabelled = np.flatnonzero(~has.any(axis=1))
-    chosen[unlabelled[: round(len(unlabelled) * fraction)]] = True
+                quotas -= has_label[sample]
+                remaining -= has_label[sample]
+    unlabeled = np.flatnonzero(~has_label.any(axis=1))
+    chosen[unlabeled[: round(len(unlabeled) * fraction)]] = True
     return np.flatnonzero(chosen)
 
 
 def apply_split(source: Source, saved: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """(training indices, validation indices) of a split that was written down by the keys of its validation samples."""
-    wanted = saved.get("val")
-    if not isinstance(wanted, list):
-        raise DataError("The saved split does not say which samples are for validation: its list 'val' is missing.")
-    place = {source.key(index): index for index in range(len(source))}
-    if missing := [key for key in wanted if key not in place]:
-        raise DataError(f"Samples of the saved split are no longer in the data: {listed(missing)}.")
-    chosen = np.array(sorted(place[key] for key in wanted), dtype=np.int64)
+    """Apply a saved split, which lists the keys of its validation samples; returns (training, validation) indices."""
+    val_keys = saved.get("val")
+    if not isinstance(val_keys, list):
+        raise DataError("The saved split has no list 'val', so its validation samples are unknown.")
+    index_of = {source.key(index): index for index in range(len(source))}
+    if missing := [key for key in val_keys if key not in index_of]:
+        raise DataError(f"Samples of the saved split are no longer in the data: {format_names(missing)}.")
+    chosen = np.array(sorted(index_of[key] for key in val_keys), dtype=np.int64)
     return np.setdiff1d(np.arange(len(source)), chosen), chosen

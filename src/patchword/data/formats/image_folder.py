@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ...errors import DataError, Note
-from ..class_labels import labelled, listed
+from ..class_labels import encode_labels, format_names
 from ..datasets.imagenet import imagenet_classes
 from ..images import list_images
-from ..sources import PART_NAMES, FileSource, Found
+from ..sources import SPLIT_ALIASES, FileSource, ResolvedDataset
 
-SPLITS = frozenset(PART_NAMES)
+SPLITS = frozenset(SPLIT_ALIASES)
 
 _LAYOUT = "It should look like {folder}/cat/1.jpg, {folder}/dog/2.jpg: one folder for each class."
 
 
-def class_folders(folder: str | Path) -> list[tuple[Path, str]]:
+def list_labeled_images(folder: str | Path) -> list[tuple[Path, str]]:
     """(picture, name of its class folder) for all pictures, sorted by class and file.
 
     Class folders without pictures are left out, and so are pictures that lie beside the class folders.
@@ -49,19 +49,19 @@ def _splits(names: set[str]) -> list[str]:
     return sorted(names) if all(name.lower() in SPLITS for name in names) else []
 
 
-def open_folder(folder: str | Path) -> Found:
+def open_folder(folder: str | Path) -> ResolvedDataset:
     """ROOT/{train,val,test}/CLASS/**, each part with its class folders as labels; or ROOT/CLASS/**, all "train"."""
     folder = Path(folder)
     parts, notes = _part_folders(folder)
     if not parts:
-        parts, notes = {"train": class_folders(folder)}, []
-    return Found({name: _source(folder, pairs) for name, pairs in parts.items()}, tuple(notes))
+        parts, notes = {"train": list_labeled_images(folder)}, []
+    return ResolvedDataset({name: _source(folder, pairs) for name, pairs in parts.items()}, tuple(notes))
 
 
 def _source(root: Path, pairs: list[tuple[Path, str]]) -> FileSource:
     paths = _inside(root, [file for file, _ in pairs])
     words = [(name,) for _, name in pairs]
-    labels, targets = labelled(words, False, paths.__getitem__, sorted({name for _, name in pairs}))
+    labels, targets = encode_labels(words, False, paths.__getitem__, sorted({name for _, name in pairs}))
     return FileSource(paths, labels, targets, root)
 
 
@@ -75,9 +75,9 @@ def _part_folders(folder: Path) -> tuple[dict[str, list[tuple[Path, str]]], list
     parts: dict[str, list[tuple[Path, str]]] = {}
     notes = []
     for path in (p for p in subfolders if p.name.lower() in SPLITS):
-        name = PART_NAMES[path.name.lower()]
+        name = SPLIT_ALIASES[path.name.lower()]
         try:
-            content = class_folders(path)
+            content = list_labeled_images(path)
         except DataError as error:
             notes.append(Note(f"{path} was left out. {error}", "split_left_out"))
             continue
@@ -88,7 +88,7 @@ def _part_folders(folder: Path) -> tuple[dict[str, list[tuple[Path, str]]], list
     if others and len(parts) == 1:
         return {}, []
     if others:
-        text = f"{folder} has folders beside its splits that were left out: {listed(others)}."
+        text = f"{folder} has folders beside its splits that were left out: {format_names(others)}."
         notes.append(Note(text, "folders_left_out"))
     return parts, notes
 
@@ -175,7 +175,7 @@ def _misfit_message(misfits: list[str], names: Sequence[str], labels: Sequence[s
     if num_classes == len(imagenet_classes()):
         accepted.append("ImageNet's WordNet ids (n01440764)")
     accepted.append(f"class indices from 0 to {num_classes - 1}")
-    message = f"No class of the model fits the folders {listed(misfits)}. Folder names may be {' or '.join(accepted)}."
+    message = f"No class of the model fits the folders {format_names(misfits)}. Folder names may be {' or '.join(accepted)}."
     if labels is None and len(set(names)) == num_classes:
         message += " The model has no labels, and the order of the folders is not taken for theirs: give the labels."
     return message

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DataError, Note
-from ..sources import Found
+from ..sources import ResolvedDataset
 from .arrow_rows import RowSource, find_columns, missing_package, row_labels
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-KEEP = 4 * 2**30  # bytes of row groups in memory
+CACHE_BYTES = 4 * 2**30  # bytes of row groups in memory
 
 
 class RowGroups:
     """The cells of one column in several files, as one long list."""
 
-    def __init__(self, files: list[Path], column: str, keep: int = KEEP) -> None:
+    def __init__(self, files: list[Path], column: str, keep: int = CACHE_BYTES) -> None:
         self.column, self.keep = column, keep
         self.groups: list[tuple[Path, int]] = []  # file, and the group's number in it
         counts = []
         for path in files:
-            metadata = opened(path).metadata
+            metadata = open_parquet_file(path).metadata
             self.groups += [(path, group) for group in range(metadata.num_row_groups)]
             counts += [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self.ends = np.cumsum(counts)
@@ -46,7 +46,7 @@ class RowGroups:
         with self._lock:  # held while reading, or threads that want the same group would each read it
             if group not in self._kept:
                 path, number = self.groups[group]
-                cells = opened(path).read_row_group(number, columns=[self.column]).column(0)
+                cells = open_parquet_file(path).read_row_group(number, columns=[self.column]).column(0)
                 while self._kept and cells.nbytes + sum(each.nbytes for each in self._kept.values()) > self.keep:
                     self._kept.popitem(last=False)  # the one not used for longest
                 self._kept[group] = cells
@@ -54,7 +54,7 @@ class RowGroups:
             return self._kept[group]
 
 
-def opened(path: Path) -> "pq.ParquetFile":
+def open_parquet_file(path: Path) -> "pq.ParquetFile":
     try:
         import pyarrow.parquet as pq
     except ImportError as error:
@@ -65,7 +65,7 @@ def opened(path: Path) -> "pq.ParquetFile":
         raise DataError(f"Cannot read {path}: it is no parquet file, or damaged ({error}).") from error
 
 
-def open_parquet(parts: dict[str, list[Path]], multi_label: bool) -> Found:
+def open_parquet(parts: dict[str, list[Path]], multi_label: bool) -> ResolvedDataset:
     """The rows of parquet files, which are already sorted into parts."""
     found, notes = {}, []
     for name, files in parts.items():
@@ -75,14 +75,14 @@ def open_parquet(parts: dict[str, list[Path]], multi_label: bool) -> Found:
             notes.append(Note(text, "split_left_out"))
         else:
             found[name] = source
-    return Found(found, tuple(notes))
+    return ResolvedDataset(found, tuple(notes))
 
 
 def _part(name: str, files: list[Path], multi_label: bool) -> RowSource | None:
-    image, label, names = find_columns(opened(files[0]).schema_arrow, str(files[0]))
+    image, label, names = find_columns(open_parquet_file(files[0]).schema_arrow, str(files[0]))
     values: list[Any] = []
     for path in files:
-        table = opened(path)
+        table = open_parquet_file(path)
         if lacking := {image, label} - set(table.schema_arrow.names):
             raise DataError(f"{path} lacks the column {', '.join(sorted(lacking))}, which {files[0]} has.")
         try:

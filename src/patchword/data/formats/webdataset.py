@@ -17,9 +17,9 @@ import numpy as np
 from PIL import Image
 
 from ...errors import DataError, ImageError, Note
-from ..class_labels import label_words, labelled, listed
-from ..images import SUFFIXES, Mode
-from ..sources import Found, Source, decode
+from ..class_labels import parse_labels, encode_labels, format_names
+from ..images import IMAGE_SUFFIXES, Mode
+from ..sources import ResolvedDataset, Source, decode_image
 
 _LONGEST_LABEL = 2**20  # bytes of a .cls or .json file
 
@@ -57,7 +57,7 @@ class ShardSource(Source):
     def name(self, index: int) -> str:
         return os.path.join(self.root, self.key(index))
 
-    def read(self, index: int, *, mode: Mode, at_least: tuple[int, int] | None = None) -> Image.Image:
+    def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
         row = self.rows[index]
         try:
             with open(self.root / self.files[self.shards[row]], "rb") as file:  # one for each call: no shared position
@@ -65,16 +65,16 @@ class ShardSource(Source):
                 data = file.read(self.sizes[row])
         except OSError as error:
             raise ImageError(f"{error.strerror}.", name=self.name(index)) from error
-        return decode(data, self.name(index), mode, at_least)
+        return decode_image(data, self.name(index), mode, min_size)
 
 
-def open_shards(parts: dict[str, list[Path]], multi_label: bool) -> Found:
+def open_shards(parts: dict[str, list[Path]], multi_label: bool) -> ResolvedDataset:
     """The samples of tar files, which are already sorted into parts."""
     every = [file.absolute() for files in parts.values() for file in files]
     root = Path(os.path.commonpath([file.parent for file in every]))
     notes: list[Note] = []
     found = {name: _part(root, [f.absolute() for f in files], multi_label, notes) for name, files in parts.items()}
-    return Found(found, tuple(notes))
+    return ResolvedDataset(found, tuple(notes))
 
 
 def _part(root: Path, files: list[Path], multi_label: bool, notes: list[Note]) -> ShardSource:
@@ -87,14 +87,14 @@ def _part(root: Path, files: list[Path], multi_label: bool, notes: list[Note]) -
             text = f"{file}: {problem} The {len(complete)} samples before that are used."
             notes.append(Note(text, "shard_damaged"))
         if partial := [key for key, sample in index.items() if sample.offset < 0 or sample.words is None]:
-            text = f"{file}: left out, as the image or label is missing or cannot be read: {listed(partial)}."
+            text = f"{file}: left out, as the image or label is missing or cannot be read: {format_names(partial)}."
             notes.append(Note(text, "samples_left_out"))
     if not samples:
         said = f" {notes[-1]}" if notes else ""
-        raise DataError(f"No pictures with labels are in {listed(map(str, files))}: KEY.jpg and KEY.cls each.{said}")
+        raise DataError(f"No pictures with labels are in {format_names(map(str, files))}: KEY.jpg and KEY.cls each.{said}")
     names = [file.relative_to(root).as_posix() for file in files]
     words = [sample.words or () for _, sample in samples]
-    labels, targets = labelled(words, multi_label, lambda i: f"{files[samples[i][0]]}:{samples[i][1].file}")
+    labels, targets = encode_labels(words, multi_label, lambda i: f"{files[samples[i][0]]}:{samples[i][1].file}")
     return ShardSource(root, names, samples, labels, targets)
 
 
@@ -142,7 +142,7 @@ def _note(samples: dict[str, _Sample], member: tarfile.TarInfo, file: BinaryIO) 
     if not stem:
         return  # hidden, such as the ._0001.jpg that macOS adds
     sample = samples.setdefault(f"{folder}/{stem}" if folder else stem, _Sample())
-    if f".{suffix}" in SUFFIXES and sample.offset < 0:
+    if f".{suffix}" in IMAGE_SUFFIXES and sample.offset < 0:
         sample.offset, sample.size, sample.file = member.offset_data, member.size, member.name
     elif suffix in ("cls", "json") and member.size <= _LONGEST_LABEL and sample.words is None:
         file.seek(member.offset_data)
@@ -153,9 +153,9 @@ def _label(data: bytes, suffix: str) -> tuple[str, ...] | None:
     try:
         text = data.decode("utf-8-sig")
         if suffix == "cls":
-            return label_words(text) or None
+            return parse_labels(text) or None
         content = json.loads(text)
     except (ValueError, RecursionError):
         return None
     value = content.get("label", content.get("labels")) if isinstance(content, dict) else None
-    return () if value == [] else label_words(value) or None
+    return () if value == [] else parse_labels(value) or None
