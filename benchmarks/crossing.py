@@ -27,7 +27,7 @@ from typing import Any
 
 from harness import COMMIT, RESULTS, machine, write_result
 
-from patchword.plots.theme import LIGHT, drawn_in, new_figure, plotted
+from patchword.plots.theme import LIGHT, use_theme, new_figure, style_axes
 
 HERE = Path(__file__).parent
 RESNET = str(HERE / "recipes/resnet.py")
@@ -141,9 +141,9 @@ class Record:
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
     """Lines of test accuracy over minutes; the mean where there are several seeds."""
-    with drawn_in(LIGHT):
+    with use_theme(LIGHT):
         figure = new_figure(7.5, 4.5)
-        axes = plotted(figure.subplots(), "CIFAR-10 from nothing, one core each", "minutes", "accuracy on test")
+        axes = style_axes(figure.subplots(), "CIFAR-10 from nothing, one core each", "minutes", "accuracy on test")
         for name, colour in COLOURS.items():
             by_minutes: dict[int, list[float]] = {}
             for p in points:

@@ -9,7 +9,7 @@ import json
 
 from harness import RESULTS
 
-from patchword.plots.theme import LIGHT, drawn_in, new_figure, plotted
+from patchword.plots.theme import LIGHT, use_theme, new_figure, style_axes
 
 RUNS = {
     "cifar10_scratch_100m": ("100 minutes", "#0b3d91"),
@@ -22,10 +22,10 @@ RUNS = {
 
 
 def main() -> None:
-    with drawn_in(LIGHT):
+    with use_theme(LIGHT):
         figure = new_figure(7.5, 4.5)
         title = "CIFAR-10 from nothing: each budget lays its own schedule over its minutes"
-        axes = plotted(figure.subplots(), title, "minutes", "accuracy on validation")
+        axes = style_axes(figure.subplots(), title, "minutes", "accuracy on validation")
         for name, (label, colour) in RUNS.items():
             run = json.loads((RESULTS / f"{name}.json").read_text())
             minutes = [point["seconds"] / 60 for point in run["val_curve"]]

@@ -18,7 +18,7 @@ from harness import shown, write_result
 from patchword.inference.classifier import Classifier
 from patchword.inference.inspection_images import gather
 from patchword.inspection import explain, methods_for
-from patchword.inspection.faithfulness import RANDOM, STEPS, deletion_insertion, random_maps
+from patchword.inspection.faithfulness import RANDOM_ORDER, STEPS, deletion_insertion, random_maps
 
 BATCH = 4
 
@@ -32,10 +32,10 @@ def main() -> None:
     classifier = Classifier.load(args.model)
     methods, multi_label = methods_for(classifier.checkpoint.config), classifier.checkpoint.multi_label
     pixels = gather(classifier, [args.folder], args.pictures).pixels
-    areas: dict[str, list[np.ndarray]] = {name: [] for name in (*methods, RANDOM)}
+    areas: dict[str, list[np.ndarray]] = {name: [] for name in (*methods, RANDOM_ORDER)}
     seconds = dict.fromkeys(methods, 0.0)
     for first in range(0, len(pixels), BATCH):
-        images = classifier.preprocess.normalise(pixels[first : first + BATCH])
+        images = classifier.preprocess.normalize(pixels[first : first + BATCH])
         with torch.no_grad():
             classes = classifier.model(images).argmax(dim=-1)
         maps: dict[str, np.ndarray] = {}
@@ -43,12 +43,12 @@ def main() -> None:
             start = time.perf_counter()
             maps[method] = explain(classifier.model, images, classes, method)
             seconds[method] += time.perf_counter() - start
-        maps[RANDOM] = random_maps(maps[methods[0]].shape, seed=first)
+        maps[RANDOM_ORDER] = random_maps(maps[methods[0]].shape, seed=first)
         for name, heat in maps.items():
             curves = deletion_insertion(classifier.model, images, classes, heat, multi_label=multi_label)
             areas[name].append(np.stack(curves.areas))
     rows = [
-        row(name, np.concatenate(found, axis=1), np.concatenate(areas[RANDOM], axis=1)) for name, found in areas.items()
+        row(name, np.concatenate(found, axis=1), np.concatenate(areas[RANDOM_ORDER], axis=1)) for name, found in areas.items()
     ]
     rows.sort(key=lambda r: -r["difference"])
     for each in rows:

@@ -42,10 +42,10 @@ from patchword.inspection import (
 from patchword.inspection.capture import attention_maps, features
 from patchword.models import ViT, build_model, optimize_for_cpu
 from patchword.models.attention import attention_weights
-from patchword.plots.attention_plot import heads_figure
-from patchword.plots.filter_plot import positions_figure
+from patchword.plots.attention_plot import plot_heads
+from patchword.plots.filter_plot import plot_pos_embed_similarity
 from patchword.plots.theme import mosaic
-from patchword.report.inspection_panels import NAMES, Subject, verdict
+from patchword.report.inspection_panels import NAMES, Subject, faithfulness_verdict
 from patchword.report.inspection_report import inspect
 
 
@@ -111,7 +111,7 @@ def test_other_threads_are_not_captured() -> None:
     config = VITS["class"]
     model, images = vit(config), some_images(config, 1)
     layers: list[int] = []
-    with capture.observed_attention(model, lambda layer, q, k, v, bias: layers.append(layer)):
+    with capture.observe_attention(model, lambda layer, q, k, v, bias: layers.append(layer)):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(model, images).result()
         assert layers == []
@@ -127,7 +127,7 @@ def test_pieces_give_the_same_and_stay_small(config: ViTConfig, monkeypatch: pyt
     model, images = vit(config), some_images(config, 5)
     whole = distance.measure_attention_distance(model, [images])
     tokens = config.num_prefix + config.num_patches
-    monkeypatch.setattr(capture, "MAP_BYTES", capture.COPIES * 4 * tokens**2 * 2)  # two maps
+    monkeypatch.setattr(capture, "MAP_BYTES", capture.MAP_COPIES * 4 * tokens**2 * 2)  # two maps
     sizes: list[int] = []
     capture.reduce_maps(model, images, lambda layer, rows, heads, maps: sizes.append(maps.shape[0] * maps.shape[1]))
     assert max(sizes) == 2
@@ -157,7 +157,7 @@ def test_identity_attention_goes_nowhere() -> None:
     identity = torch.eye(36).expand(1, 2, 36, 36)
     assert distance.mean_distance(identity, distance.patch_distances((4, 9), (8, 4))).abs().max() == 0
     assert distance.mean_entropy(identity).abs().max() == 0
-    rolled = looking.roll([identity[:, 0]] * 5)
+    rolled = looking.compose_maps([identity[:, 0]] * 5)
     torch.testing.assert_close(rolled[0], torch.eye(36))
 
 
@@ -191,8 +191,8 @@ def test_distance_follows_its_head() -> None:
 
 def test_growth() -> None:
     values = np.array([[1.0, 3.0], [2.0, 4.0], [9.0, 9.0]])
-    assert distance.AttentionDistance(values, values, 1, 9).growth == pytest.approx(1)
-    assert distance.AttentionDistance(values[::-1], values, 1, 9).growth == pytest.approx(-1)
+    assert distance.AttentionDistance(values, values, 1, 9).depth_correlation == pytest.approx(1)
+    assert distance.AttentionDistance(values[::-1], values, 1, 9).depth_correlation == pytest.approx(-1)
 
 
 # ---- rollout and explanations
@@ -385,20 +385,20 @@ def test_deletion_and_insertion_tell_a_true_map_from_a_false_one() -> None:
     deletion, insertion = right.areas
     assert deletion < wrong.areas[0]
     assert insertion > wrong.areas[1]
-    assert trust.area(np.array([[1.0, 1.0, 1.0]])) == 1
-    assert trust.area(np.array([[1.0, 0.0, 0.0]])) == 0.25
+    assert trust.area_under_curve(np.array([[1.0, 1.0, 1.0]])) == 1
+    assert trust.area_under_curve(np.array([[1.0, 0.0, 0.0]])) == 0.25
 
 
 def test_equal_cells_are_hidden_in_no_order() -> None:
     """A map of zeros must not do better or worse for where on the picture it begins."""
-    touched = trust.hiding(np.zeros((4, 9)), (4, 9))[5, 0].numpy()
+    touched = trust.hidden_pixels(np.zeros((4, 9)), (4, 9))[5, 0].numpy()
     assert touched.sum() == 18
     assert 0 < touched[:2].sum() < 18
 
 
 def test_cells_are_hidden_in_the_order_of_the_map() -> None:
     heat = np.arange(36.0).reshape(4, 9)
-    hidden = trust.hiding(heat, (32, 36))
+    hidden = trust.hidden_pixels(heat, (32, 36))
     assert hidden.shape == (trust.STEPS + 1, 1, 32, 36)
     assert not hidden[0].any()
     assert hidden[-1].all()
@@ -496,14 +496,14 @@ def test_a_non_square_grid_is_drawn_where_it_is() -> None:
     assert tile.shape == (9, 9)
     assert tile[2, 7] == 1
     assert np.isnan(tile[4]).all()
-    figure = heads_figure(np.tile(heat, (3, 2, 1, 1)), ["1", "2", "3"])
+    figure = plot_heads(np.tile(heat, (3, 2, 1, 1)), ["1", "2", "3"])
     drawn = figure.axes[0].get_images()[0].get_array()
     assert drawn.shape == (2 * 4 + 1, 3 * 9 + 2)
     assert drawn[5 + 2, 20 + 7] == 1
     assert np.nansum(drawn) == 6
-    assert heads_figure(np.tile(heat, (2, 3, 1, 1)), ["1", "2"]).axes[0].get_xlabel() == "head"
+    assert plot_heads(np.tile(heat, (2, 3, 1, 1)), ["1", "2"]).axes[0].get_xlabel() == "head"
     similarity = np.random.default_rng(0).random((4, 9, 4, 9))
-    panels = positions_figure({"positions": similarity}).axes[0].get_images()[0].get_array()
+    panels = plot_pos_embed_similarity({"positions": similarity}).axes[0].get_images()[0].get_array()
     assert panels.shape == (4 * 5 - 1, 9 * 10 - 1)
     assert panels[5 * 2 + 1, 10 * 6 + 3] == pytest.approx(similarity[2, 6, 1, 3], rel=1e-6)
 
@@ -517,14 +517,14 @@ def test_a_map_lies_where_the_model_saw_it(size: tuple[int, int], resize: Any) -
     """Squares of the picture that the model sees in a cell are those that the overlay colours for this cell."""
     prepared = PREPARED.replace(resize=resize)
     width, height = size
-    left, top, right, bottom = prepared.seen(height, width)
+    left, top, right, bottom = prepared.crop_box(height, width)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     picture = Image.new("RGB", size, "black")
     cell = (bottom - top) / 4, (right - left) / 9
     box = (left + 7 * cell[1], top + 2 * cell[0], left + 8 * cell[1], top + 3 * cell[0])
     picture.paste((255, 255, 255), tuple(round(v) for v in box))  # type: ignore[arg-type]
-    heat = prepared.pixels(picture)[..., 0].reshape(4, 8, 9, 8).mean(axis=(1, 3))
+    heat = prepared.resize_and_crop(picture)[..., 0].reshape(4, 8, 9, 8).mean(axis=(1, 3))
     if min(size) > 50:
         assert place_of(heat) == (2, 7)
     spread = inspection.on_picture(heat, (height, width), prepared)
@@ -574,18 +574,18 @@ def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path
     """Every exhibit is there, drawn, or absent with a sentence that says why."""
     classifier = Classifier(checkpoint_of(config))
     found = inspect(Subject(classifier, gather(classifier, [str(photos)], 64)))
-    names = [each.name for each in found.exhibits]
+    names = [each.name for each in found.panels]
     assert tuple(names) == NAMES
-    absent = {each.name for each in found.exhibits if each.draw is None}
-    for each in found.exhibits:
-        assert each.seen.endswith(".")
+    absent = {each.name for each in found.panels if each.draw is None}
+    for each in found.panels:
+        assert each.caption.endswith(".")
         assert each.draw is None or each.arrays
     if isinstance(config, ResNetConfig):
         tokens = {"attention_distance", "walk", "heads", "norms", "similarity", "colours"}
         assert absent == {"positions"} | tokens
     elif not config.depth:
         assert absent == set(names) - {"filters", "positions"}
-        assert all("without blocks" in each.seen for each in found.exhibits if each.draw is None)
+        assert all("without blocks" in each.caption for each in found.panels if each.draw is None)
     else:
         assert absent == ({"positions"} if config.pos_embed in ("none", "rotary", "relative") else set())
 
@@ -666,10 +666,10 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
 def test_real_weights_show_what_the_paper_saw(ti16: Path, imagenet: Path) -> None:
     classifier = Classifier.load(ti16)
     pictures = gather(classifier, [str(imagenet)], 8)
-    images = classifier.preprocess.normalise(pictures.pixels)
+    images = classifier.preprocess.normalize(pictures.pixels)
     assert isinstance(classifier.model, ViT)
     reach = inspection.measure_attention_distance(classifier.model, [images])
-    assert reach.growth > 0.7
+    assert reach.depth_correlation > 0.7
     assert reach.distance.min() < 40 < 90 < reach.distance.max()
     near, far = inspection.pos_embed_similarity.cross_strength(inspection.position_similarity(classifier.model))
     assert near > far + 0.1
@@ -713,16 +713,16 @@ def test_a_verdict_needs_a_class_to_lose() -> None:
     high = trust.FaithfulnessCurves(np.linspace(0.9, 0.0, 11)[None], np.linspace(0.0, 0.9, 11)[None])
     low = trust.FaithfulnessCurves(np.full((1, 11), 0.9), np.full((1, 11), 0.1))
     chance = trust.FaithfulnessCurves(np.full((1, 11), 0.5), np.full((1, 11), 0.5))
-    assert "too low to judge" in verdict({"gradcam": flat, trust.RANDOM: flat}, ["gradcam"], 1, 1)
-    said = verdict({"relevance": chance, "tokens": low, trust.RANDOM: low}, ["relevance", "tokens"], 2, 2)
+    assert "too low to judge" in faithfulness_verdict({"gradcam": flat, trust.RANDOM_ORDER: flat}, ["gradcam"], 1, 1)
+    said = faithfulness_verdict({"relevance": chance, "tokens": low, trust.RANDOM_ORDER: low}, ["relevance", "tokens"], 2, 2)
     assert "relevance is the most faithful method" in said
     assert "Not clearly better than a random order: tokens" in said
     assert "With so few images" in said
-    assert "do not rely on these maps" in verdict({"tokens": low, trust.RANDOM: high}, ["tokens"], 2, 2)
+    assert "do not rely on these maps" in faithfulness_verdict({"tokens": low, trust.RANDOM_ORDER: high}, ["tokens"], 2, 2)
     noise = np.array([0.9, -0.8, 0.7, -0.6, 0.5, -0.3])[:, None]  # better on average, but who knows
     shaky = trust.FaithfulnessCurves(np.full((6, 11), 0.5) - noise / 2, np.full((6, 11), 0.5) + noise / 2)
     even = trust.FaithfulnessCurves(np.full((6, 11), 0.5), np.full((6, 11), 0.5))
-    assert "do not rely on these maps" in verdict({"tokens": shaky, trust.RANDOM: even}, ["tokens"], 6, 2)
+    assert "do not rely on these maps" in faithfulness_verdict({"tokens": shaky, trust.RANDOM_ORDER: even}, ["tokens"], 6, 2)
 
 
 def test_a_label_that_two_classes_have() -> None:

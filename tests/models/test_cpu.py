@@ -14,8 +14,8 @@ from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import DistillConfig
 from patchword.data.preprocess import HALF, Preprocess
 from patchword.engines.capabilities import probe_capabilities
-from patchword.engines.exportable import Packed
-from patchword.engines.torch_int8 import in_int8
+from patchword.engines.exportable import ExportableModel
+from patchword.engines.torch_int8 import quantize_linear_layers
 from patchword.inference.classifier import Classifier
 from patchword.models import ViT, optimize_for_cpu
 from patchword.models.attention import Attention, ScaledDotProductAttention
@@ -194,7 +194,7 @@ def test_int8_and_optimization_go_together() -> None:
     plain, fast = pair()
     images = pictures(plain)
     with torch.no_grad():
-        torch.testing.assert_close(in_int8(fast)(images), in_int8(plain)(images), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(quantize_linear_layers(fast)(images), quantize_linear_layers(plain)(images), rtol=1e-5, atol=1e-5)
 
 
 def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
@@ -202,7 +202,7 @@ def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
     model = make()
     checkpoint = Checkpoint(model.config, dict(model.state_dict()), Preprocess((32, 32), mean=HALF, std=HALF))
     assert is_optimized(Classifier(checkpoint).model)
-    assert is_optimized(Packed(checkpoint))
+    assert is_optimized(ExportableModel(checkpoint))
 
 
 def test_training_optimizes_its_models(tmp_path: Path) -> None:

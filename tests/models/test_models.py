@@ -487,7 +487,7 @@ def test_only_what_can_be_adapted_is() -> None:
 
 def test_standardised_convolution() -> None:
     conv = StdConv2d(8, 16, 3, rule="bit")
-    weights = conv.standardised()
+    weights = conv.standardized_weight()
     torch.testing.assert_close(weights.mean((1, 2, 3)), torch.zeros(16), atol=1e-6, rtol=0)
     torch.testing.assert_close(weights.var((1, 2, 3), correction=0), torch.ones(16), atol=1e-4, rtol=0)
 

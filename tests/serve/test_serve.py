@@ -112,17 +112,17 @@ def test_explanations(server: Server, folder: Path) -> None:
     why = post(server, "/v1/explain?label=2&method=rollout", data).json()["results"][0]["explanation"]
     assert why["index"] is None and why["method"] == "rollout", "it knows no class"
     classifier = Classifier.load(folder)
-    images = classifier.preprocess.normalise(classifier.pixels(data)[None])
+    images = classifier.preprocess.normalize(classifier.pixels(data)[None])
     from patchword.inspection import rollout
-    from patchword.plots.overlay import scaled
+    from patchword.plots.overlay import scale_to_unit
 
-    np.testing.assert_allclose(why["map"], scaled(rollout(classifier.model, images)[0].numpy()), atol=2e-4)  # type: ignore
+    np.testing.assert_allclose(why["map"], scale_to_unit(rollout(classifier.model, images)[0].numpy()), atol=2e-4)  # type: ignore
 
 
 def test_attention_and_features(server: Server, folder: Path) -> None:
     data = png()
     classifier = Classifier.load(folder)
-    images = classifier.preprocess.normalise(classifier.pixels(data)[None])
+    images = classifier.preprocess.normalize(classifier.pixels(data)[None])
     said = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
     tokens = said["rows"] * said["columns"] + said["prefix"]
     values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens + 1, tokens)

@@ -14,7 +14,7 @@ from patchword.config import DataConfig, OptimConfig, ResNetConfig, ViTConfig
 from patchword.data.resolve import open_data
 from patchword.errors import ConfigError
 from patchword.models import build_model
-from patchword.plots.theme import LIGHT, drawn_in
+from patchword.plots.theme import LIGHT, use_theme
 from patchword.recipes import load_recipe
 from patchword.studies import STUDIES, make_study, run_study
 from patchword.studies.runner import training_flops
@@ -66,13 +66,13 @@ class Enough(Exception):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     """Simulated seconds: a step takes a tenth of one, whatever the machine; all else takes no time."""
-    seconds, advance = [1000.0], Trainer.advance
+    seconds, advance = [1000.0], Trainer.train_step
 
     def slow(self: Trainer, progress: float) -> dict[str, float | None]:
         seconds[0] += 0.1
         return advance(self, progress)
 
-    monkeypatch.setattr(Trainer, "advance", slow)
+    monkeypatch.setattr(Trainer, "train_step", slow)
     return lambda: seconds[0]
 
 
@@ -153,7 +153,7 @@ def test_ticks_are_plain_numbers(name: str) -> None:
         {"series": c.series, "x": c.x, "accuracy": 0.5, "spread": None, "tflop": 3.0 + k}
         for k, c in enumerate(study.cells)
     ]
-    with drawn_in(LIGHT):
+    with use_theme(LIGHT):
         figure = study_figure(study, means)
         figure.draw_without_rendering()
     said = [

@@ -3,11 +3,11 @@
 Every function takes a model and normalised images and gives arrays; `drawing` makes figures of them.
 """
 
+from .attention_distance import AttentionDistance, measure_attention_distance
 from .attention_rollout import head_attention, rollout
 from .explain import METHODS, Method, explain, methods_for
 from .faithfulness import FaithfulnessCurves, deletion_insertion, parameter_randomization
 from .filters import Filters, embedding_filters
-from .attention_distance import AttentionDistance, measure_attention_distance
 from .pos_embed_similarity import position_similarity
 from .token_analysis import patch_colors, patch_similarity, patch_tokens, token_norms
 

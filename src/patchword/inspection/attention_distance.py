@@ -1,4 +1,4 @@
-"""How far attention reaches: mean distance by layer and head (the paper's Figures 7, right, and 11), and entropy."""
+"""Mean attention distance by layer and head (the paper's Figures 7, right, and 11), and attention entropy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from .capture import reduce_maps
 class AttentionDistance:
     """Averages over images and patches, for each layer and head."""
 
-    distance: np.ndarray  # (L, H), pixels of what the model sees
+    distance: np.ndarray  # (L, H), pixels of the input image
     entropy: np.ndarray  # (L, H), bits
-    images: int
-    patches: int
+    num_images: int
+    num_patches: int
 
     @property
-    def growth(self) -> float:
-        """Spearman's rank correlation of depth with a layer's mean distance: 1 if it grows from layer to layer."""
+    def depth_correlation(self) -> float:
+        """Spearman's rank correlation of depth and a layer's mean distance: 1 if it grows from layer to layer."""
         layers = self.distance.mean(axis=1)
         if len(layers) < 2 or np.ptp(layers) == 0:
             return float("nan")
@@ -34,9 +34,10 @@ class AttentionDistance:
 
 
 def measure_attention_distance(model: ViT, batches: Iterable[Tensor]) -> AttentionDistance:
-    """Distance weighted by attention, from patch to patch: prefix tokens are left out and the rest sums to one again.
+    """Measures the distance between patches weighted by attention, and the entropy of attention.
 
-    `batches` are normalised images (B, C, H, W). Memory does not grow with the number of images (see capture.py).
+    Attention to prefix tokens is left out, and the rest is renormalized. `batches` are normalized images (B, C, H, W).
+    Memory does not grow with the number of images (see capture.py).
     """
     config = model.config
     distances = patch_distances(config.grid, config.stride)
@@ -52,29 +53,29 @@ def measure_attention_distance(model: ViT, batches: Iterable[Tensor]) -> Attenti
         reduce_maps(model, images, reduce)
         count += len(images)
     if not count:
-        raise ConfigError("There are no images to follow attention in; was the iterator used up before?")
+        raise ConfigError("There are no images to measure attention on; was the iterator consumed before?")
     distance, entropy = (sums / count).numpy()
     return AttentionDistance(distance, entropy, count, config.num_patches)
 
 
 def patch_distances(grid: Size, stride: Size) -> Tensor:
-    """Pixels between the centres of every two patches: (N, N)."""
+    """Returns the distance in pixels between the centers of every two patches: (N, N)."""
     y, x = (g.flatten() * s for g, s in zip(coordinates(grid), stride, strict=True))
     return torch.hypot(y[:, None] - y, x[:, None] - x).float()
 
 
 def between_patches(weights: Tensor, num_prefix: int) -> Tensor:
-    """Maps among the patches only, (..., N, N), each row with sum one. A row that saw prefix tokens only is uniform."""
+    """Restricts maps to the patches and renormalizes: (..., N, N). A row that attends to prefix tokens only is uniform."""
     patches = weights[..., num_prefix:, num_prefix:]
     total = patches.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, patches / total, torch.full_like(total, 1 / patches.shape[-1]))
 
 
 def mean_distance(between: Tensor, distances: Tensor) -> Tensor:
-    """(..., N, N) to (...): the mean over the patches that look."""
+    """Averages distances over keys, weighted by attention, and over queries: (..., N, N) to (...)."""
     return (between * distances).sum(dim=-1).mean(dim=-1)
 
 
 def mean_entropy(between: Tensor) -> Tensor:
-    """Bits: 0 looks at one patch, log2 N at all alike."""
+    """Returns the entropy in bits: 0 if all attention is on one patch, log2 N if it is uniform."""
     return torch.special.entr(between).sum(dim=-1).mean(dim=-1) / np.log(2)

@@ -14,17 +14,17 @@ from ..config.model import Pooling
 from ..errors import ConfigError
 from ..models import ViT
 from ..models.attention import attention_weights
-from .capture import bias_of, map_chunks, observed_attention
+from .capture import map_chunks, observe_attention, select_bias
 
-Fusion = Literal["mean", "max", "min"]
+HeadFusion = Literal["mean", "max", "min"]
 
 
-def readers(model: ViT) -> Tensor:
+def readout_weights(model: ViT) -> Tensor:
     """How much of each token the answer is read from: (N,), sum one. Not for attention pooling, which learns it."""
-    return readers_of(model.config.pooling, model.config)
+    return pooling_weights(model.config.pooling, model.config)
 
 
-def readers_of(pooling: Pooling, config: ViTConfig) -> Tensor:
+def pooling_weights(pooling: Pooling, config: ViTConfig) -> Tensor:
     weights = torch.zeros(config.num_prefix + config.num_patches)
     if pooling == "class":
         weights[: 1 + config.distillation] = 1
@@ -35,14 +35,14 @@ def readers_of(pooling: Pooling, config: ViTConfig) -> Tensor:
     return weights / weights.sum()
 
 
-def read_rows(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
+def read_out(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
     """The rows of (B, ..., N, N) that the answer is read from, as their weighted mean over patches: (B, ..., N').
 
     `pool` is what an attention pool gives to each patch, (B, N').
     """
     k = model.config.num_prefix
     if pool is None:
-        return torch.einsum("n,b...nm->b...m", readers(model).to(matrices), matrices)[..., k:]
+        return torch.einsum("n,b...nm->b...m", readout_weights(model).to(matrices), matrices)[..., k:]
     return torch.einsum("bn,b...nm->b...m", pool, matrices[..., k:, :])[..., k:]
 
 
@@ -55,7 +55,7 @@ def head_attention(model: ViT, images: Tensor) -> Tensor:
     require_blocks(model)
     rows: list[Tensor] = []
     config = model.config
-    rule = readers(model) if config.pooling != "attention" else readers_of("average", config)
+    rule = readout_weights(model) if config.pooling != "attention" else pooling_weights("average", config)
     reading = rule.nonzero()[:, 0].to(images.device)  # only the rows that are read are computed
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
@@ -64,19 +64,19 @@ def head_attention(model: ViT, images: Tensor) -> Tensor:
             return
         found = torch.empty(*q.shape[:2], q.shape[2], device=q.device)
         for some, heads in map_chunks(len(q), q.shape[1], q.shape[2]):
-            own = bias_of(bias, heads)
+            own = select_bias(bias, heads)
             chosen = None if own is None else own[..., reading, :]
             weights = attention_weights(q[some, heads][:, :, reading], k[some, heads], chosen)
             found[some, heads] = torch.einsum("n,bhnm->bhm", rule[rule > 0].to(weights), weights)
         rows.append(found[..., config.num_prefix :])
 
-    with observed_attention(model, observe):
+    with observe_attention(model, observe):
         model(images)
     return torch.stack(rows, dim=1).unflatten(-1, config.grid)
 
 
 @torch.inference_mode()
-def rollout(model: ViT, images: Tensor, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+def rollout(model: ViT, images: Tensor, fusion: HeadFusion = "mean", discard: float = 0.0) -> Tensor:
     """Attention followed through all layers, (B, h, w): each layer's map, half of it identity for the residual path.
 
     Args:
@@ -84,8 +84,8 @@ def rollout(model: ViT, images: Tensor, fusion: Fusion = "mean", discard: float 
         discard: the part of each row's smallest weights that is left out, below 1.
     """
     require_blocks(model)
-    if fusion not in get_args(Fusion):
-        raise ConfigError(f"fusion must be one of {', '.join(get_args(Fusion))}, not {fusion!r}.")
+    if fusion not in get_args(HeadFusion):
+        raise ConfigError(f"fusion must be one of {', '.join(get_args(HeadFusion))}, not {fusion!r}.")
     if not 0 <= discard < 1:
         raise ConfigError(f"discard must be at least 0 and below 1, not {discard}.")
     found: list[Tensor] = []
@@ -94,14 +94,14 @@ def rollout(model: ViT, images: Tensor, fusion: Fusion = "mean", discard: float 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         weights = attention_weights(q, k, bias)
         if layer < len(model.blocks):
-            found.append(fused(weights, fusion))
+            found.append(fuse_heads(weights, fusion))
         else:
-            pools.append(fused(weights, fusion)[:, 0])
+            pools.append(fuse_heads(weights, fusion)[:, 0])
 
-    with observed_attention(model, observe):
+    with observe_attention(model, observe):
         model(images)
-    rolled = roll(found, discard)
-    return read_rows(model, rolled, pools[0] if pools else None).unflatten(-1, model.config.grid)
+    rolled = compose_maps(found, discard)
+    return read_out(model, rolled, pools[0] if pools else None).unflatten(-1, model.config.grid)
 
 
 def require_blocks(model: ViT) -> None:
@@ -109,14 +109,14 @@ def require_blocks(model: ViT) -> None:
         raise ConfigError("A model without blocks has no attention.")
 
 
-def fused(weights: Tensor, fusion: Fusion) -> Tensor:
+def fuse_heads(weights: Tensor, fusion: HeadFusion) -> Tensor:
     """One map of all heads: (B, H, N, N) to (B, N, N)."""
     if fusion == "mean":
         return weights.mean(dim=1)
     return weights.amax(dim=1) if fusion == "max" else weights.amin(dim=1)
 
 
-def roll(maps: list[Tensor], discard: float = 0.0) -> Tensor:
+def compose_maps(maps: list[Tensor], discard: float = 0.0) -> Tensor:
     """The product of the layers' maps (B, N, N), the first layer rightmost; rows sum to one."""
     size = maps[0].shape[-1]
     identity = torch.eye(size, device=maps[0].device)

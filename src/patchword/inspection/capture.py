@@ -19,8 +19,8 @@ from ..models.attention import attention_weights
 from ..models.layers import layer_indices
 from ..models.pooling import AttentionPool
 
-MAP_BYTES = 2**28  # for the maps of a chunk, and for the copies that computing with them takes
-COPIES = 4
+MAX_MAP_BYTES = 2**28  # for the maps of a chunk, and for the copies that computing with them takes
+MAP_COPIES = 4
 
 # A forward hook as torch has it: module, positional inputs, output; a result other than None replaces the output.
 Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]
@@ -67,7 +67,7 @@ def attention_maps(model: ViT, images: Tensor, layers: Sequence[int] | None = No
         if layer in chosen:
             found[layer] = attention_weights(q, k, bias)
 
-    with observed_attention(model, keep):
+    with observe_attention(model, keep):
         model.forward_features(images)
     return {layer: found[layer] for layer in chosen}
 
@@ -83,7 +83,7 @@ def forward_with_maps(model: ViT, images: Tensor) -> tuple[Tensor, list[Tensor]]
         maps.append(attention_weights(q, k, bias))
         return maps[-1] @ v
 
-    with observed_attention(model, attend):
+    with observe_attention(model, attend):
         logits = model(images)
     return logits, maps
 
@@ -94,20 +94,20 @@ def reduce_maps(model: ViT, images: Tensor, reduce: Callable[[int, slice, slice,
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         for rows, heads in map_chunks(len(q), q.shape[1], q.shape[2]):
-            reduce(layer, rows, heads, attention_weights(q[rows, heads], k[rows, heads], bias_of(bias, heads)))
+            reduce(layer, rows, heads, attention_weights(q[rows, heads], k[rows, heads], select_bias(bias, heads)))
 
-    with observed_attention(model, observe):
+    with observe_attention(model, observe):
         model.forward_features(images)
 
 
-def bias_of(bias: Tensor | None, heads: slice) -> Tensor | None:
+def select_bias(bias: Tensor | None, heads: slice) -> Tensor | None:
     """What of an additive bias, (N, N) or (H, N, N), belongs to these heads."""
     return bias[heads] if bias is not None and bias.ndim == 3 and len(bias) > 1 else bias
 
 
 def map_chunks(images: int, heads: int, tokens: int) -> Iterator[tuple[slice, slice]]:
     """Images and heads whose maps fit into `MAP_BYTES` together; one map of one head at least."""
-    room = max(1, MAP_BYTES // (COPIES * 4 * tokens**2))
+    room = max(1, MAX_MAP_BYTES // (MAP_COPIES * 4 * tokens**2))
     head_count = min(heads, room)
     image_count = max(1, min(images, room // head_count))
     for image in range(0, images, image_count):
@@ -116,7 +116,7 @@ def map_chunks(images: int, heads: int, tokens: int) -> Iterator[tuple[slice, sl
 
 
 @contextmanager
-def observed_attention(model: ViT, observe: Observer) -> Iterator[None]:
+def observe_attention(model: ViT, observe: Observer) -> Iterator[None]:
     """`observe` is called at every attention of the passes inside, in order."""
 
     def hook(layer: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:

@@ -19,12 +19,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..data.prefetch import prefetch
 from ..models import ViT
-from ..models.resnet import FeatureMap
+from ..models.resnet import ResNetBase
 from .explain import Method, explain
 
 STEPS = 10  # of a curve; the picture as it is, and the one that is blank, come on top
-RANDOM = "random order"
-RUINS = ("head", "upper half", "all")  # how much is shuffled
+RANDOM_ORDER = "random order"
+RANDOMIZATION_STAGES = ("head", "upper half", "all")  # how much is shuffled
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class FaithfulnessCurves:
     @property
     def areas(self) -> tuple[np.ndarray, np.ndarray]:
         """Of each image, under its deletion and its insertion curve: (B,), (B,)."""
-        return area(self.deletion), area(self.insertion)
+        return area_under_curve(self.deletion), area_under_curve(self.insertion)
 
 
-def area(curves: np.ndarray) -> np.ndarray:
+def area_under_curve(curves: np.ndarray) -> np.ndarray:
     return (curves[:, :-1] + curves[:, 1:]).mean(axis=1) / 2
 
 
@@ -52,9 +52,9 @@ def deletion_insertion(
     def both(item: tuple[Tensor, int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         image, label, heat = item
         height, width = image.shape[-2:]
-        hidden = hiding(heat, (height, width)).to(image.device)
+        hidden = hidden_pixels(heat, (height, width)).to(image.device)
         states = [torch.where(hidden, 0.0, image), torch.where(hidden[1:-1], image, 0.0)]
-        found = probabilities(model, torch.cat(states), label, multi_label)
+        found = class_probabilities(model, torch.cat(states), label, multi_label)
         deleted, within = found[: len(hidden)], found[len(hidden) :]
         return deleted, np.concatenate([deleted[-1:], within, deleted[:1]])  # the ends are the same two pictures
 
@@ -64,7 +64,7 @@ def deletion_insertion(
     return FaithfulnessCurves(np.stack(deleted), np.stack(inserted))
 
 
-def hiding(heat: np.ndarray, size: tuple[int, int]) -> Tensor:
+def hidden_pixels(heat: np.ndarray, size: tuple[int, int]) -> Tensor:
     """Which pixels are touched at each step, cells with the most heat first: (steps + 1, 1, H, W)."""
     rank = np.empty(heat.size)
     chance = np.random.default_rng(1).random(heat.size)  # among equals: many cells of a map may be exactly zero
@@ -77,7 +77,7 @@ def hiding(heat: np.ndarray, size: tuple[int, int]) -> Tensor:
 
 
 @torch.inference_mode()
-def probabilities(model: Callable[[Tensor], Tensor], images: Tensor, label: int, multi_label: bool) -> np.ndarray:
+def class_probabilities(model: Callable[[Tensor], Tensor], images: Tensor, label: int, multi_label: bool) -> np.ndarray:
     logits = model(images)
     shares = logits.sigmoid() if multi_label else logits.softmax(dim=-1)
     return shares[:, label].cpu().numpy()
@@ -89,40 +89,40 @@ def random_maps(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def parameter_randomization(
-    model: ViT | FeatureMap, images: Tensor, classes: Tensor, methods: Sequence[Method]
+    model: ViT | ResNetBase, images: Tensor, classes: Tensor, methods: Sequence[Method]
 ) -> dict[Method, list[float]]:
     """Spearman's rank correlation of each method's maps before and after each of `RUINS`, mean over the images."""
     before = {method: explain(model, images, classes, method) for method in methods}
     found: dict[Method, list[float]] = {method: [] for method in methods}
-    for ruined in ruins(model, images):
+    for ruined in randomized_copies(model, images):
         for method in methods:
             after = explain(ruined, images, classes, method)
             pairs = zip(before[method], after, strict=True)
-            found[method].append(float(np.mean([agreement(a, b) for a, b in pairs])))
+            found[method].append(float(np.mean([rank_correlation(a, b) for a, b in pairs])))
     return found
 
 
-def agreement(first: np.ndarray, second: np.ndarray) -> float:
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Rank correlation; 0 where one of the two is flat or no number, since it then shows nothing."""
     if not (np.isfinite(first).all() and np.isfinite(second).all()) or np.ptp(first) == 0 or np.ptp(second) == 0:
         return 0.0
     return float(spearmanr(first.ravel(), second.ravel()).statistic)
 
 
-def ruins(model: ViT | FeatureMap, images: Tensor, seed: int = 0) -> Iterator[ViT | FeatureMap]:
+def randomized_copies(model: ViT | ResNetBase, images: Tensor, seed: int = 0) -> Iterator[ViT | ResNetBase]:
     """Copies with the weights of the head, of the upper half of the layers, too, and all weights shuffled."""
     names = [n for n, p in model.named_parameters() if p.numel() > 1]
     heads = {n for n in names if n.startswith(("head", "pre_logits", "pool"))}
     upper = heads | set(names[len(names) // 2 :])
     for chosen in (heads, upper, set(names)):
         ruined = copy.deepcopy(model)
-        shuffle(ruined, chosen, torch.Generator().manual_seed(seed))
-        measure_again(ruined, chosen, images)
+        shuffle_parameters(ruined, chosen, torch.Generator().manual_seed(seed))
+        recompute_batch_norms(ruined, chosen, images)
         yield ruined
 
 
 @torch.no_grad()
-def shuffle(model: nn.Module, names: set[str], generator: torch.Generator) -> None:
+def shuffle_parameters(model: nn.Module, names: set[str], generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
         if name in names:
             order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
@@ -130,7 +130,7 @@ def shuffle(model: nn.Module, names: set[str], generator: torch.Generator) -> No
 
 
 @torch.no_grad()
-def measure_again(model: nn.Module, shuffled: set[str], images: Tensor) -> None:
+def recompute_batch_norms(model: nn.Module, shuffled: set[str], images: Tensor) -> None:
     """Shuffled batch norms get the statistics of the shuffled model; with those of the old one it would blow up."""
     named = ((name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm))
     norms = [module for name, module in named if f"{name}.weight" in shuffled]

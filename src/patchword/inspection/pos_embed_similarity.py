@@ -1,4 +1,4 @@
-"""How alike the positions are: the cosine of every position with every other (the paper's Figure 7, centre)."""
+"""Cosine similarity of the position embeddings (the paper's Figure 7, center)."""
 
 import math
 
@@ -17,7 +17,7 @@ NO_TABLE = {
 
 @torch.no_grad()
 def position_similarity(model: ViT) -> np.ndarray:
-    """(h, w, h, w): [i, j] is the map of the cosines of position (i, j) with all others."""
+    """Returns the cosine similarity of every two positions: (h, w, h, w), of which [i, j] is the map of position (i, j)."""
     table = model.positions.tables()[1]
     if table is None:
         raise ValueError(NO_TABLE[model.config.pos_embed])
@@ -25,19 +25,22 @@ def position_similarity(model: ViT) -> np.ndarray:
 
 
 def table_similarity(table: np.ndarray, grid: Size) -> np.ndarray:
-    """The same from position vectors (N, D), row by row."""
+    """Returns the same for position embeddings (N, D), row by row."""
     unit = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
     return (unit @ unit.T).reshape(*grid, *grid)
 
 
 def cross_strength(similarity: np.ndarray) -> tuple[float, float]:
-    """Mean similarity with the same row or column, and with everything else: the paper's cross, in two numbers.
+    """Returns the mean similarity to positions of the same row or column, and to all others: the paper's cross pattern.
 
-    NaN where there is none, as in a grid of one row.
+    NaN if there are none, as in a grid of one row.
     """
     h, w = similarity.shape[:2]
     rows, columns = np.divmod(np.arange(h * w), w)
     same_line = (rows[:, None] == rows) | (columns[:, None] == columns)
     flat, itself = similarity.reshape(h * w, h * w), np.eye(h * w, dtype=bool)
-    beside, elsewhere = flat[same_line & ~itself], flat[~same_line]
-    return tuple(float(part.mean()) if part.size else math.nan for part in (beside, elsewhere))  # type: ignore[return-value]
+    on_cross, off_cross = flat[same_line & ~itself], flat[~same_line]
+    return (
+        float(on_cross.mean()) if on_cross.size else math.nan,
+        float(off_cross.mean()) if off_cross.size else math.nan,
+    )

@@ -1,4 +1,4 @@
-"""The tokens on their way: how long they are, how alike, and what they have in common, as colour."""
+"""Analysis of the tokens: their norms, their similarity, and their principal components as colors."""
 
 import numpy as np
 import torch
@@ -11,46 +11,49 @@ from .capture import features
 
 @torch.inference_mode()
 def token_norms(model: ViT, image: Tensor) -> np.ndarray:
-    """The length of each patch token as it enters the first block and as it leaves each block: (L + 1, h, w).
+    """Returns the norm of each patch token before the first block and after each block: (L + 1, h, w).
 
-    A few tokens many times as long as their neighbours are the artefacts that registers cure.
+    A few tokens of many times the usual norm are the artifacts that registers remove (Darcet et al., 2024).
     """
-    found = features(model, image[None])
+    outputs = features(model, image[None])
     k, grid = model.config.num_prefix, model.config.grid
-    stages = [found["positions"], *(found[f"blocks.{i}"] for i in range(len(model.blocks)))]
+    stages = [outputs["positions"], *(outputs[f"blocks.{i}"] for i in range(len(model.blocks)))]
     return np.stack([stage[0, k:].norm(dim=-1).unflatten(0, grid).cpu().numpy() for stage in stages])
 
 
-def outlier_fraction(norms: np.ndarray, times: float = 3.0) -> float:
-    """The part of the tokens of a map that are longer than `times` their median."""
-    return float((norms > times * np.median(norms)).mean())
+def outlier_fraction(norms: np.ndarray, factor: float = 3.0) -> float:
+    """Returns the fraction of the tokens whose norm is more than `factor` times the median."""
+    return float((norms > factor * np.median(norms)).mean())
 
 
 @torch.inference_mode()
 def patch_tokens(model: ViT, images: Tensor, layer: int = -1) -> Tensor:
-    """The patch tokens that leave a block: (B, h, w, D)."""
+    """Returns the patch tokens after a block: (B, h, w, D)."""
     (index,) = layer_indices(len(model.blocks), [layer])
-    found = features(model, images, [index])[f"blocks.{index}"]
-    return found[:, model.config.num_prefix :].unflatten(1, model.config.grid)
+    tokens = features(model, images, [index])[f"blocks.{index}"]
+    return tokens[:, model.config.num_prefix :].unflatten(1, model.config.grid)
 
 
 def patch_similarity(model: ViT, image: Tensor, patch: tuple[int, int], layer: int = -1) -> np.ndarray:
-    """The cosine of one patch, (row, column), with all others: (h, w)."""
+    """Returns the cosine similarity of one patch, (row, column), to all patches: (h, w)."""
     tokens = torch.nn.functional.normalize(patch_tokens(model, image[None], layer)[0], dim=-1)
     return (tokens @ tokens[patch]).cpu().numpy()
 
 
 def patch_colors(model: ViT, images: Tensor, layer: int = -1) -> np.ndarray:
-    """The patches of all images together as colour, (B, h, w, 3): patches of one colour mean the same to the model."""
+    """Returns principal components of the patches of all images as colors: (B, h, w, 3).
+
+    Patches of similar color have similar representations (as in DINOv2, Oquab et al., 2023).
+    """
     tokens = patch_tokens(model, images, layer)
-    return principal_colours(tokens.flatten(0, 2).float().cpu().numpy()).reshape(*tokens.shape[:3], 3)
+    return principal_colors(tokens.flatten(0, 2).float().cpu().numpy()).reshape(*tokens.shape[:3], 3)
 
 
-def principal_colours(vectors: np.ndarray) -> np.ndarray:
-    """The first three principal components of vectors (N, D) as red, green and blue, 0 to 1: (N, 3)."""
-    centred = vectors.astype(np.float64) - vectors.mean(axis=0)
-    _, directions = np.linalg.eigh(centred.T @ centred)
-    places = centred @ directions[:, ::-1][:, :3]
-    places = np.pad(places, ((0, 0), (0, 3 - places.shape[1])))
-    low, high = np.percentile(places, 2, axis=0), np.percentile(places, 98, axis=0)
-    return np.clip((places - low) / np.maximum(high - low, 1e-12), 0, 1).astype(np.float32)
+def principal_colors(vectors: np.ndarray) -> np.ndarray:
+    """Returns the first three principal components of vectors (N, D) as RGB colors from 0 to 1: (N, 3)."""
+    centered = vectors.astype(np.float64) - vectors.mean(axis=0)
+    _, directions = np.linalg.eigh(centered.T @ centered)
+    scores = centered @ directions[:, ::-1][:, :3]
+    scores = np.pad(scores, ((0, 0), (0, 3 - scores.shape[1])))
+    low, high = np.percentile(scores, 2, axis=0), np.percentile(scores, 98, axis=0)
+    return np.clip((scores - low) / np.maximum(high - low, 1e-12), 0, 1).astype(np.float32)

@@ -15,8 +15,8 @@ from .pos_embed import resample_grid, resample_line
 State = dict[str, Tensor]
 
 # A change of these leaves every tensor as it is.
-FREE = {"dropout", "drop_path", "patch_dropout", "grad_checkpointing", "pos_embed_resample", "local_attention_init"}
-ADAPTED = {"image_size", "in_channels", "num_classes", "pre_logits"}
+WEIGHTLESS_FIELDS = {"dropout", "drop_path", "patch_dropout", "grad_checkpointing", "pos_embed_resample", "local_attention_init"}
+ADAPTABLE_FIELDS = {"image_size", "in_channels", "num_classes", "pre_logits"}
 # The first layer that sees the image's channels, by kind of model.
 INPUT_WEIGHTS = {"linear": "patch_embed.proj.weight", "resnet": "stem.conv.weight", "conv": "stem.0.weight"}
 
@@ -43,7 +43,7 @@ def adapt_config(config: Any, **changes: Any) -> Any:
 
 def check_adaptable(old: ModelConfig, new: ModelConfig) -> None:
     before, after = old.to_json(), new.to_json()
-    changed = [k for k in before if before[k] != after.get(k) and k not in FREE | ADAPTED]
+    changed = [k for k in before if before[k] != after.get(k) and k not in WEIGHTLESS_FIELDS | ADAPTABLE_FIELDS]
     if before.get("pre_logits") != after.get("pre_logits") and (
         after["pre_logits"] is not None or before["num_classes"] == after["num_classes"]
     ):
@@ -51,7 +51,7 @@ def check_adaptable(old: ModelConfig, new: ModelConfig) -> None:
     if type(old) is not type(new) or changed:
         raise ConfigError(
             f"Weights cannot be adapted across a change of {', '.join(changed) or 'architecture'}; "
-            f"only of {', '.join(sorted(ADAPTED))}."
+            f"only of {', '.join(sorted(ADAPTABLE_FIELDS))}."
         )
 
 

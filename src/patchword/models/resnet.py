@@ -23,7 +23,7 @@ class StdConv2d(nn.Conv2d):
         super().__init__(cin, cout, kernel, stride, padding=kernel // 2 if rule == "bit" else 0, bias=False)
         self.rule = rule
 
-    def standardised(self) -> Tensor:
+    def standardized_weight(self) -> Tensor:
         w = self.weight
         variance, mean = torch.var_mean(w, dim=(1, 2, 3), keepdim=True, correction=0)
         if self.rule == "google":
@@ -33,7 +33,7 @@ class StdConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if self.rule != "bit":
             x = pad_same(x, self.kernel_size[0], self.stride[0])
-        return self._conv_forward(x, self.standardised(), None)
+        return self._conv_forward(x, self.standardized_weight(), None)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
@@ -115,7 +115,7 @@ class BiTUnit(nn.Module):
         return shortcut + self.conv3(F.relu(self.norm3(y)))
 
 
-class FeatureMap(nn.Module):
+class ResNetBase(nn.Module):
     """A network whose head reads the average of a feature map."""
 
     config: ResNetConfig
@@ -145,7 +145,7 @@ class FeatureMap(nn.Module):
             nn.init.zeros_(self.head.bias)
 
 
-class ResNet(FeatureMap):
+class ResNet(ResNetBase):
     """BiT: root, stages of pre-activation units, norm, global average, linear head (zero at the start)."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -188,7 +188,7 @@ class SmallUnit(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class SmallResNet(FeatureMap):
+class SmallResNet(ResNetBase):
     """He et al.'s ResNet for CIFAR: with three stages of three units it is their ResNet-20."""
 
     def __init__(self, config: ResNetConfig) -> None:

@@ -26,7 +26,7 @@ def plot_methods(
         for column, (name, images) in enumerate(columns.items()):
             axes = bare(panels[row, column], (name if row == 0 else "") if column else "")
             axes.imshow(make_thumbnail(images[row]))
-        panels[row, 0].set_title(shorten_label(title, 22), fontsize=9, color=current_theme().soft)
+        panels[row, 0].set_title(shorten_label(title, 22), fontsize=9, color=current_theme().muted)
     return figure
 
 

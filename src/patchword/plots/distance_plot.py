@@ -4,37 +4,37 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..inspection.attention_distance import AttentionDistance
-from .theme import new_figure, plotted, theme
+from .current_theme import new_figure, plotted, current_theme
 
 
-def reach_figure(reach: AttentionDistance) -> Figure:
+def plot_attention_distance(reach: AttentionDistance) -> Figure:
     figure = new_figure(10, 4.0)
     left, right = figure.subplots(1, 2)
     plotted(left, "Mean attention distance", "layer", "pixels")
     plotted(right, "Attention entropy", "layer", "bits")
-    dots(left, reach.distance)
-    dots(right, reach.entropy)
+    plot_heads_and_mean(left, reach.distance)
+    plot_heads_and_mean(right, reach.entropy)
     left.margins(y=0.12)
     left.set_ylim(bottom=0)
-    if reach.patches > 1:
-        most = float(np.log2(reach.patches))
-        right.axhline(most, color=theme().soft, linestyle=(0, (3, 3)), linewidth=1)
+    if reach.num_patches > 1:
+        most = float(np.log2(reach.num_patches))
+        right.axhline(most, color=current_theme().muted, linestyle=(0, (3, 3)), linewidth=1)
         right.set_ylim(0, 1.14 * most)
         right.annotate(
-            f"uniform over {reach.patches} patches",
+            f"uniform over {reach.num_patches} patches",
             (1, most),
             (2, 4),
             textcoords="offset points",
-            color=theme().soft,
+            color=current_theme().muted,
             fontsize=9,
         )
     return figure
 
 
-def dots(axes: object, values: np.ndarray) -> None:
+def plot_heads_and_mean(axes: object, values: np.ndarray) -> None:
     """A dot for each head, a line through the means of the layers."""
     layers = np.arange(1, len(values) + 1)
-    blue, orange = theme().series[:2]
+    blue, orange = current_theme().series[:2]
     for head in range(values.shape[1]):
         label = "one head" if head == 0 else None
         axes.plot(layers, values[:, head], "o", color=blue, alpha=0.55, markersize=5, label=label)  # type: ignore[attr-defined]

@@ -4,18 +4,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..inspection.explain import METHODS
-from ..inspection.faithfulness import RANDOM, FaithfulnessCurves
-from .theme import new_figure, plotted, theme
+from ..inspection.faithfulness import RANDOM_ORDER, FaithfulnessCurves
+from .current_theme import new_figure, plotted, current_theme
 
 
-def trust_figure(curves: dict[str, FaithfulnessCurves]) -> Figure:
+def plot_faithfulness(curves: dict[str, FaithfulnessCurves]) -> Figure:
     figure = new_figure(10, 4.0)
     panels = figure.subplots(1, 2, sharey=True)
     plotted(panels[0], "Deletion: lower is better", "part of the picture taken away", "probability of the class")
     plotted(panels[1], "Insertion: higher is better", "part of the picture shown", "")
-    colours = dict(zip(METHODS, theme().series, strict=True)) | {RANDOM: theme().soft}  # the same on every page
+    colours = dict(zip(METHODS, current_theme().series, strict=True)) | {RANDOM_ORDER: current_theme().muted}  # the same on every page
     for name, found in curves.items():
-        style = {"linestyle": (0, (3, 3))} if name == RANDOM else {}
+        style = {"linestyle": (0, (3, 3))} if name == RANDOM_ORDER else {}
         for axes, values in zip(panels, (found.deletion, found.insertion), strict=True):
             x = np.linspace(0, 1, values.shape[1])
             axes.plot(x, values.mean(axis=0), color=colours[name], linewidth=2, label=name, **style)

@@ -4,43 +4,43 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..inspection.filters import Filters
-from .theme import MAP, bare, mosaic, new_figure, show, stretched
+from .theme import COLORMAP, hide_axes, mosaic, new_figure, show_image, scale_tiles
 
-MOST_RAW = 768
-MOST_POSITIONS = 14  # maps along a side; of larger grids every second, third ... position is shown
+MAX_FILTERS = 768
+MAX_POSITIONS = 14  # maps along a side; of larger grids every second, third ... position is shown
 
 
-def filters_figure(filters: Filters) -> Figure:
+def plot_filters(filters: Filters) -> Figure:
     """Left the components as the paper shows them, right the filters themselves."""
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(7, 6))
     share = float(filters.explained.sum())
     count = len(filters.components)
-    show(bare(left, f"{count} principal components: {share:.0%} of the variance"), tiled(filters.components, 7))
-    raw = filters.raw[:MOST_RAW]
+    show_image(hide_axes(left, f"{count} principal components: {share:.0%} of the variance"), tile_filters(filters.components, 7))
+    raw = filters.raw[:MAX_FILTERS]
     columns = max(1, round(np.sqrt(len(raw) * 1.1)))
     what = f"all {len(raw)}" if len(raw) == len(filters.raw) else f"the first {len(raw)} of {len(filters.raw)}"
-    show(bare(right, f"{what} filters of the {filters.place}"), tiled(raw, columns))
+    show_image(hide_axes(right, f"{what} filters of the {filters.place}"), tile_filters(raw, columns))
     return figure
 
 
-def tiled(filters: np.ndarray, columns: int) -> np.ndarray:
+def tile_filters(filters: np.ndarray, columns: int) -> np.ndarray:
     """Filters (n, C, h, w) as pictures: in colour, or grey where there are not three channels."""
-    pictures = stretched(filters).transpose(0, 2, 3, 1)
+    pictures = scale_tiles(filters).transpose(0, 2, 3, 1)
     if pictures.shape[-1] != 3:
-        pictures = np.repeat(stretched(filters.mean(axis=1))[..., None], 3, axis=-1)
+        pictures = np.repeat(scale_tiles(filters.mean(axis=1))[..., None], 3, axis=-1)
     return mosaic(pictures, columns, gap=max(1, pictures.shape[1] // 8))
 
 
-def positions_figure(similarities: dict[str, np.ndarray]) -> Figure:
+def plot_pos_embed_similarity(similarities: dict[str, np.ndarray]) -> Figure:
     """The paper's grid of grids, one panel for each table of positions by its title."""
     figure = new_figure(5.6 * len(similarities) + 0.6, 5.6)
     panels = figure.subplots(1, len(similarities), squeeze=False)[0]
     for axes, (title, similarity) in zip(panels, similarities.items(), strict=True):
         h, w = similarity.shape[:2]
-        rows, columns, gap = spread(h), spread(w), max(1, h // 10)
+        rows, columns, gap = evenly_spaced(h), evenly_spaced(w), max(1, h // 10)
         tiles = similarity[np.ix_(rows, columns)].reshape(-1, h, w)
-        drawn = show(axes, mosaic(tiles, len(columns), gap), cmap=MAP, vmin=-1, vmax=1)
+        drawn = show_image(axes, mosaic(tiles, len(columns), gap), cmap=COLORMAP, vmin=-1, vmax=1)
         axes.set_xticks([i * (w + gap) + (w - 1) / 2 for i in range(len(columns))], [str(c + 1) for c in columns])
         axes.set_yticks([i * (h + gap) + (h - 1) / 2 for i in range(len(rows))], [str(r + 1) for r in rows])
         axes.tick_params(length=0)
@@ -51,6 +51,6 @@ def positions_figure(similarities: dict[str, np.ndarray]) -> Figure:
     return figure
 
 
-def spread(count: int) -> np.ndarray:
+def evenly_spaced(count: int) -> np.ndarray:
     """At most `MOST_POSITIONS` places, evenly spaced."""
-    return np.unique(np.linspace(0, count - 1, min(count, MOST_POSITIONS)).round().astype(int))
+    return np.unique(np.linspace(0, count - 1, min(count, MAX_POSITIONS)).round().astype(int))

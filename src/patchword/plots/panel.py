@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """`draw` is None where the figure makes no sense for this model; `seen` then says why."""
+    """`draw` is None where the figure makes no sense for this model; `caption` then says why."""
 
     name: str  # of its files
     title: str
-    seen: str
+    caption: str
     paper: str = ""
     draw: "Callable[[], Figure] | None" = None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -31,11 +31,11 @@ class Panel:
 
     def figure(self, theme: "Theme") -> "Figure":
         """Drawn once in each colouring, and laid out once: it is saved in several sizes, and laying out is slow."""
-        from .theme import drawn_in
+        from .theme import use_theme
 
         if theme not in self.figures:
             assert self.draw is not None
-            with drawn_in(theme):
+            with use_theme(theme):
                 figure = self.draw()
                 figure.draw_without_rendering()  # which lays it out
                 figure.set_layout_engine("none")

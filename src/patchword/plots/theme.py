@@ -22,18 +22,18 @@ from matplotlib.figure import Figure
 class Theme:
     """Colours: of the page, of text, of what matters less, of lines in the background, and of five series."""
 
-    paper: str
-    ink: str
-    soft: str
-    line: str
+    background: str
+    text_color: str
+    muted: str
+    grid_color: str
     series: tuple[str, ...]
 
 
 LIGHT = Theme("#ffffff", "#1b1f24", "#5d6671", "#e3e6ea", ("#2f74d0", "#d1600a", "#1a8a5a", "#8a4fc4", "#a8891a"))
 DARK = Theme("#14171b", "#e6e9ed", "#98a2ae", "#2b3138", ("#6aa6f2", "#f39a4f", "#54c794", "#bd8cf0", "#d8ba4a"))
-MAP = "viridis"  # for values; pictures with heat have their own ramp (overlay.py)
+COLORMAP = "viridis"  # for values; pictures with heat have their own ramp (overlay.py)
 
-OTHER_SCRIPTS = (
+FALLBACK_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
     "WenQuanYi Zen Hei",
@@ -44,19 +44,19 @@ OTHER_SCRIPTS = (
 _current: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
 
 
-def theme() -> Theme:
+def current_theme() -> Theme:
     return _current.get()
 
 
 @contextmanager
-def drawn_in(chosen: Theme) -> Iterator[None]:
+def use_theme(chosen: Theme) -> Iterator[None]:
     """Figures that are made within it have these colours."""
-    colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), chosen.ink)
-    colours |= dict.fromkeys(("xtick.color", "ytick.color"), chosen.soft)
-    colours |= dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), chosen.paper)
-    style = {"axes.edgecolor": chosen.line, "grid.color": chosen.line, "font.size": 10.0, "axes.titlesize": 11.0}
+    colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), chosen.text_color)
+    colours |= dict.fromkeys(("xtick.color", "ytick.color"), chosen.muted)
+    colours |= dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), chosen.background)
+    style = {"axes.edgecolor": chosen.grid_color, "grid.color": chosen.grid_color, "font.size": 10.0, "axes.titlesize": 11.0}
     style |= {"svg.fonttype": "path", "svg.hashsalt": "patchword", "figure.dpi": 100}
-    style |= {"text.parse_math": False, "text.usetex": False, "font.family": fonts()}  # labels may hold anything
+    style |= {"text.parse_math": False, "text.usetex": False, "font.family": available_fonts()}  # labels may hold anything
     settings: Any = {**colours, **style}
     token = _current.set(chosen)
     try:
@@ -67,28 +67,28 @@ def drawn_in(chosen: Theme) -> Iterator[None]:
 
 
 @functools.cache
-def fonts() -> list[str]:
+def available_fonts() -> list[str]:
     """Matplotlib's own font, and those for other scripts that this machine has."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of every weight a font lacks
     have = {font.name for font in font_manager.fontManager.ttflist}
-    return ["DejaVu Sans", *(name for name in OTHER_SCRIPTS if name in have)]
+    return ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in have)]
 
 
 def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def bare(axes: Axes, title: str = "", size: float = 11.0) -> Axes:
+def hide_axes(axes: Axes, title: str = "", size: float = 11.0) -> Axes:
     """An axes for a picture: no frame, no ticks."""
     axes.set_axis_off()
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_visible(False)  # an axis that is only off is still measured for the layout
     if title:
-        axes.set_title(title, fontsize=size, color=theme().ink)
+        axes.set_title(title, fontsize=size, color=current_theme().text_color)
     return axes
 
 
-def plotted(axes: Axes, title: str, x: str, y: str) -> Axes:
+def style_axes(axes: Axes, title: str, x: str, y: str) -> Axes:
     """An axes for lines: a light grid, two spines."""
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel(x)
@@ -111,7 +111,7 @@ def mosaic(tiles: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
     return whole
 
 
-def show(axes: Axes, pixels: np.ndarray, **options: object) -> object:
+def show_image(axes: Axes, pixels: np.ndarray, **options: object) -> object:
     """An array as squares; colour with NaN gets an opacity of zero there."""
     if pixels.ndim == 3:
         empty = np.isnan(pixels).any(axis=-1, keepdims=True)
@@ -119,7 +119,7 @@ def show(axes: Axes, pixels: np.ndarray, **options: object) -> object:
     return axes.imshow(pixels, interpolation="nearest", **options)  # type: ignore[arg-type]
 
 
-def stretched(tiles: np.ndarray) -> np.ndarray:
+def scale_tiles(tiles: np.ndarray) -> np.ndarray:
     """Each tile (n, ...) from 0 to 1 by itself."""
     flat = tiles.reshape(len(tiles), -1)
     low, high = flat.min(axis=1), flat.max(axis=1)

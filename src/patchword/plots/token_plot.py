@@ -7,22 +7,22 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from .attention_plot import thumbnail
-from .theme import MAP, bare, new_figure, theme
+from .attention_plot import make_thumbnail
+from .current_theme import MAP, bare, new_figure, current_theme
 
-MOST_LAYERS = 8
+MAX_LAYERS = 8
 
 
-def norms_figure(picture: Image.Image, norms: np.ndarray) -> Figure:
+def plot_token_norms(picture: Image.Image, norms: np.ndarray) -> Figure:
     """What the model sees of a picture, then the lengths of its patch tokens at some stages, each by its own scale,
     logarithmic: otherwise a few long ones would leave the rest in one colour.
     """
-    stages = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), MOST_LAYERS)).round().astype(int))
+    stages = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), MAX_LAYERS)).round().astype(int))
     columns = min(len(stages) + 1, 5)
     rows = -(-(len(stages) + 1) // columns)
     figure = new_figure(2.1 * columns, 2.35 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    bare(panels[0], "what the model sees", 10).imshow(thumbnail(picture))
+    bare(panels[0], "what the model sees", 10).imshow(make_thumbnail(picture))
     for axes, stage in zip(panels[1:], stages, strict=False):
         name = "input" if stage == 0 else f"after block {stage}"
         largest, median = norms[stage].max(), np.median(norms[stage])
@@ -33,24 +33,24 @@ def norms_figure(picture: Image.Image, norms: np.ndarray) -> Figure:
     return figure
 
 
-def similarity_figure(picture: Image.Image, maps: Sequence[tuple[tuple[int, int], np.ndarray]]) -> Figure:
+def plot_patch_similarity(picture: Image.Image, maps: Sequence[tuple[tuple[int, int], np.ndarray]]) -> Figure:
     """What the model sees of a picture, and how alike some of its patches are to all others."""
     figure = new_figure(2.4 * (1 + len(maps)), 2.8)
     panels = figure.subplots(1, 1 + len(maps))
-    bare(panels[0], "what the model sees", 10).imshow(thumbnail(picture))
+    bare(panels[0], "what the model sees", 10).imshow(make_thumbnail(picture))
     for axes, ((row, column), values) in zip(panels[1:], maps, strict=True):
         bare(axes, f"row {row + 1}, column {column + 1}", 10)
         axes.imshow(values, cmap=MAP, vmin=-1, vmax=1, interpolation="nearest")
-        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=theme().series[1], linewidth=2)
+        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=current_theme().series[1], linewidth=2)
         axes.add_patch(box)
     return figure
 
 
-def colours_figure(pictures: Sequence[Image.Image], colours: np.ndarray) -> Figure:
+def plot_patch_colors(pictures: Sequence[Image.Image], colours: np.ndarray) -> Figure:
     """Pictures above, their patches as colour below."""
     figure = new_figure(2.1 * len(pictures), 4.3)
     panels = figure.subplots(2, len(pictures), squeeze=False)
     for column, picture in enumerate(pictures):
-        bare(panels[0, column]).imshow(thumbnail(picture))
+        bare(panels[0, column]).imshow(make_thumbnail(picture))
         bare(panels[1, column]).imshow(colours[column], interpolation="nearest")
     return figure

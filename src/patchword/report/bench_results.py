@@ -16,7 +16,7 @@ NAME = "engines"
 MARKERS = ("o-", "s--", "^:")  # when the colors repeat
 
 
-def bench_exhibit(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> Panel:
+def make_bench_panel(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> Panel:
     """The figure with its table and arrays."""
     good = [row for row in rows if row.timings]
     caption = f"Highest throughput at {'; at '.join(fastest(good, place) for place in (0, -1))}."

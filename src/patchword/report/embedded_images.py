@@ -42,7 +42,7 @@ def make_panel(panel: Panel) -> RenderedPanel:
     from ..plots.theme import DARK, LIGHT  # imports matplotlib, which a training report does not need
 
     (dark, _), (light, width) = (render(panel, theme) for theme in (DARK, LIGHT))
-    return RenderedPanel(panel.title, panel.seen, panel.paper, light, dark, width > WIDE, panel.table)
+    return RenderedPanel(panel.title, panel.caption, panel.paper, light, dark, width > WIDE, panel.table)
 
 
 def render(panel: Panel, theme: "Theme") -> tuple[str, int]:

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from ..metrics.calibration import Bin
 
 
-def reliability_exhibit(confidences: np.ndarray, right: np.ndarray, error: float) -> Panel:
+def make_reliability_panel(confidences: np.ndarray, right: np.ndarray, error: float) -> Panel:
     bins = equal_width(confidences, right)
     sure, correct = float(confidences.mean()), float(right.mean())
     verdict = f"well calibrated, within the uncertainty of {len(right):,} images"
     if abs(sure - correct) > max(0.01, 1.96 * float(np.sqrt(correct * (1 - correct) / len(right)))):
         verdict = "overconfident" if sure > correct else "underconfident"
-    seen = (
+    caption = (
         f"Mean confidence {sure:.1%}, accuracy {correct:.1%}: {verdict}. The expected calibration error, the mean gap "
     )
-    seen += f"between confidence and accuracy over the bins, is {100 * error:.1f} points"
-    seen += ", but it is not reliable with so few images." if len(right) < FEW else "."
-    seen += " On the dashed diagonal, confidence equals accuracy."
+    caption += f"between confidence and accuracy over the bins, is {100 * error:.1f} points"
+    caption += ", but it is not reliable with so few images." if len(right) < FEW else "."
+    caption += " On the dashed diagonal, confidence equals accuracy."
     arrays = {
         "confidence": np.array([b.confidence for b in bins]),
         "accuracy": np.array([b.accuracy for b in bins]),
         "count": np.array([b.count for b in bins]),
     }
     draw = partial(reliability_figure, bins)
-    return Panel("reliability", "Calibration", seen, "", draw, arrays)
+    return Panel("reliability", "Calibration", caption, "", draw, arrays)
 
 
 def reliability_figure(bins: "list[Bin]") -> "Figure":
@@ -44,7 +44,7 @@ def reliability_figure(bins: "list[Bin]") -> "Figure":
     figure = new_figure(6.4, 5.6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     plotted(top, "Reliability diagram", "", "accuracy")
-    top.plot([0, 1], [0, 1], color=current_theme().soft, linewidth=1, linestyle="--")
+    top.plot([0, 1], [0, 1], color=current_theme().muted, linewidth=1, linestyle="--")
     confidence, accuracy, count = (np.array([getattr(b, n) for b in bins]) for n in ("confidence", "accuracy", "count"))
     reach = 1.96 * np.sqrt(np.maximum(accuracy * (1 - accuracy), 0.25 / np.maximum(count, 1)) / count)
     bounds = np.stack([np.minimum(reach, accuracy), np.minimum(reach, 1 - accuracy)])
@@ -56,11 +56,11 @@ def reliability_figure(bins: "list[Bin]") -> "Figure":
     return figure
 
 
-def robustness_exhibit(found: Robustness) -> Panel:
+def make_robustness_panel(found: Robustness) -> Panel:
     """A line for each family, and a table of all."""
     worst = min(found.accuracy, key=lambda name: float(np.mean(found.accuracy[name])))
-    seen = f"Accuracy on {found.n:,} images: {found.clean:.1%} clean, {found.mean:.1%} on average over "
-    seen += f"{len(found.accuracy)} corruptions at five severities. Worst: {worst.replace('_', ' ')}."
+    caption = f"Accuracy on {found.n:,} images: {found.clean:.1%} clean, {found.mean:.1%} on average over "
+    caption += f"{len(found.accuracy)} corruptions at five severities. Worst: {worst.replace('_', ' ')}."
     rows = [
         (name.replace("_", " "), *(f"{100 * value:.1f}" for value in values), f"{100 * np.mean(values):.1f}")
         for name, values in found.accuracy.items()
@@ -68,7 +68,7 @@ def robustness_exhibit(found: Robustness) -> Panel:
     head = ("accuracy, %", *(f"severity {s}" for s in SEVERITIES), "mean")
     arrays = {name: np.array(values) for name, values in found.accuracy.items()}
     draw = partial(robustness_figure, found)
-    return Panel("corruptions", "Robustness to corruptions", seen, "", draw, arrays, (head, *rows))
+    return Panel("corruptions", "Robustness to corruptions", caption, "", draw, arrays, (head, *rows))
 
 
 def robustness_figure(found: Robustness) -> "Figure":

@@ -1,58 +1,83 @@
-"""Explanations as files: one picture with its map over it for each picture that was classified."""
+"""Explanations as files: each classified image with a relevance map over it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ..core.io import atomic_output
-from ..data.images import load_image
-from ..errors import DataError, ImageError
+from ..errors import OutputError
 from ..inference.classifier import Classifier
+from ..inference.decode import DecodedImage
+from ..inference.inputs import InputImage
+from ..inference.predictions import Prediction
 from ..inspection.explain import Method, default_method, explain
-from ..plots.overlay_heatmap import overlay_heatmap
+from ..plots.overlay import overlay
+from .figure_files import require_empty_dir
 
 
-def check_folder(classifier: Classifier, folder: Path, overwrite: bool) -> None:
-    """Before hours are spent: can this model be explained, and may the folder be written to?"""
-    default_method(classifier.model)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
-        raise DataError(f"{folder} exists already and is not empty. Choose another name, or add --overwrite.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder} cannot be made ({error.strerror or error}).") from None
+class ExplanationWriter:
+    """Writes folder/NAME.png for each image, an explanation of its predicted class; pass it to `predict_images`.
 
+    Attributes:
+        method: the explanation method.
+        num_written: files written so far.
+    """
 
-def explain_files(
-    classifier: Classifier, files: Sequence[Path], folder: Path, method: Method | None = None
-) -> Iterator[Path | ImageError]:
-    """Writes folder/NAME.png for each file, for its most probable class; two files of one name get numbers."""
-    method = method or default_method(classifier.model)
-    taken: set[str] = set()
-    originals = {file.resolve() for file in files}
-    for file in files:
+    def __init__(
+        self,
+        classifier: Classifier,
+        images: Sequence[InputImage],
+        folder: Path,
+        *,
+        overwrite: bool = False,
+        method: Method | None = None,
+    ) -> None:
+        """Check before anything is computed that the model can be explained and the folder can be written.
+
+        Args:
+            classifier: the model; the maps are computed in PyTorch, whatever engine it runs in.
+            images: all images of this command. Images of the same name get numbers, which do not depend on how many
+                of them an interrupted process has already explained.
+            folder: is made if it does not exist.
+            overwrite: accept a folder that is not empty.
+            method: by default the best one for this model.
+        """
+        self.classifier, self.folder = classifier, folder
+        self.method = method or default_method(classifier.model)
+        self.num_written = 0
+        require_empty_dir(folder, overwrite)
+        self.targets = unique_targets(images, folder)
+        originals = {Path(image.image).resolve() for image in images if isinstance(image.image, str | Path)}
+        for target in self.targets.values():
+            if target.resolve() in originals:
+                raise OutputError(f"{target} is one of the input images. Choose another folder.", code="output_exists")
         try:
-            picture = load_image(file, mode=classifier.preprocess.mode)
-        except ImageError as error:
-            yield error
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder} could not be written ({error.strerror or error}).") from None
+
+    def __call__(self, image: InputImage, decoded: DecodedImage, prediction: Prediction) -> None:
+        """Explain the most probable class of a prediction."""
+        inputs = self.classifier.preprocess.normalize(torch.from_numpy(decoded.pixels)[None])
+        maps = explain(self.classifier.model, inputs, torch.tensor([prediction.index]), self.method)
+        with atomic_output(self.targets[image.name], overwrite=True) as file:
+            overlay(decoded.image, maps[0], self.classifier.preprocess).save(file, "PNG")
+        self.num_written += 1
+
+
+def unique_targets(images: Sequence[InputImage], folder: Path) -> dict[str, Path]:
+    """A file for each image: STEM.png, STEM-2.png, ... Names that differ only in case also get numbers."""
+    targets: dict[str, Path] = {}
+    taken: set[str] = set()
+    for image in images:
+        if image.name in targets:
             continue
-        images = classifier.preprocess.normalize(classifier.pixels(picture)[None])
-        with torch.no_grad():
-            classes = classifier.model(images).argmax(dim=-1)
-        drawn = overlay_heatmap(picture, explain(classifier.model, images, classes, method)[0], classifier.preprocess)
-        target = folder / f"{free_name(file.stem, taken)}.png"
-        if target.resolve() in originals:
-            raise DataError(f"{target} is one of the pictures themselves. Choose another folder to explain them in.")
-        with atomic_output(target, overwrite=True) as made:
-            drawn.save(made, "PNG")
-        yield target
-
-
-def free_name(stem: str, taken: set[str]) -> str:
-    name, number = stem, 1
-    while name.casefold() in taken:  # on some disks Cat.png and cat.png are one file
-        number += 1
-        name = f"{stem}-{number}"
-    taken.add(name.casefold())
-    return name
+        stem = Path(image.name).stem
+        name, number = stem, 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name.casefold())
+        targets[image.name] = folder / f"{name}.png"
+    return targets

@@ -1,4 +1,4 @@
-"""Figures as files, and a page with them; each file is whole or not there."""
+"""Report directories: report.html, and every figure as PNG, SVG and arrays, written atomically."""
 
 import shutil
 import tempfile
@@ -8,56 +8,59 @@ from pathlib import Path
 import numpy as np
 
 from ..core.io import move_into_place
-from ..errors import DataError
+from ..errors import OutputError
 from ..plots.panel import Panel
 
 DPI = 160
-PAGE = "report.html"
+REPORT_FILE = "report.html"
 
 
-def write_page(out: Path, page: str, exhibits: Sequence[Panel], names: Iterable[str]) -> None:
-    """The files are made in a folder of their own and moved when all of them are whole.
+def write_page(out: Path, page: str, panels: Sequence[Panel], names: Iterable[str]) -> None:
+    """Write a report and its figures. All files are complete before the first one is moved into place.
 
     Args:
-        names: of all exhibits that such a page may have; files that an earlier one left are removed
+        out: the directory.
+        page: the HTML.
+        panels: the figures.
+        names: of all figures that this kind of report can have; stale files of an earlier report are removed.
     """
-    workplace = None
+    staging = None
     try:
         out.mkdir(parents=True, exist_ok=True)
-        workplace = Path(tempfile.mkdtemp(prefix=".page.", dir=out))
-        write_exhibits(workplace, exhibits)
-        (workplace / PAGE).write_text(page, encoding="utf-8")
-        made = {path.name for path in workplace.iterdir()}
-        for path in list(workplace.iterdir()):
+        staging = Path(tempfile.mkdtemp(prefix=".page.", dir=out))
+        write_figures(staging, panels)
+        (staging / REPORT_FILE).write_text(page, encoding="utf-8")
+        written = {path.name for path in staging.iterdir()}
+        for path in list(staging.iterdir()):
             move_into_place(path, out / path.name)
-        for stale in {f"{name}{ending}" for name in names for ending in (".png", ".svg", ".npz")} - made:
+        for stale in {f"{name}{ending}" for name in names for ending in (".png", ".svg", ".npz")} - written:
             (out / stale).unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{out} could not be written ({error.strerror or error}).") from None
+        raise OutputError(f"{out} could not be written ({error.strerror or error}).") from None
     finally:
-        if workplace is not None:
-            shutil.rmtree(workplace, ignore_errors=True)
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
-def require_room(out: Path, overwrite: bool) -> None:
-    """Refuses a folder that has something in it, before hours are spent."""
+def require_empty_dir(out: Path, overwrite: bool) -> None:
+    """Refuse a directory that is not empty, before anything is computed."""
     try:
         taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
     except OSError as error:
-        raise DataError(f"{out} cannot be read ({error.strerror or error}).") from None
+        raise OutputError(f"{out} cannot be read ({error.strerror or error}).") from None
     if taken and not overwrite:
-        raise DataError(f"{out} exists already. Choose another name, or add --overwrite.")
+        raise OutputError(f"{out} already exists. Choose another name, or add --overwrite.", code="output_exists")
 
 
-def write_exhibits(folder: Path, made: Sequence[Panel]) -> None:
-    """NAME.png, NAME.svg and NAME.npz for each exhibit that was drawn."""
+def write_figures(folder: Path, panels: Sequence[Panel]) -> None:
+    """Write NAME.png, NAME.svg and NAME.npz for each panel that has a figure."""
     from ..plots.theme import LIGHT, use_theme  # imports matplotlib
 
-    for exhibit in made:
-        if exhibit.draw is None:
+    for panel in panels:
+        if panel.draw is None:
             continue
         with use_theme(LIGHT):
-            figure = exhibit.figure(LIGHT)
-            figure.savefig(folder / f"{exhibit.name}.png", dpi=DPI)
-            figure.savefig(folder / f"{exhibit.name}.svg", metadata={"Date": None})
-        np.savez_compressed(folder / f"{exhibit.name}.npz", **exhibit.arrays)  # type: ignore[arg-type]
+            figure = panel.figure(LIGHT)
+            figure.savefig(folder / f"{panel.name}.png", dpi=DPI)
+            figure.savefig(folder / f"{panel.name}.svg", metadata={"Date": None})
+        np.savez_compressed(folder / f"{panel.name}.npz", **panel.arrays)  # type: ignore[arg-type]

@@ -10,20 +10,21 @@ import numpy as np
 from ..core.io import atomic_output
 from ..core.text import escape_unprintable
 from ..engines.bench import EngineBench
-from ..evaluation.evaluate import Evaluation, LabeledImage
+from ..evaluation.evaluate import Evaluation
 from ..evaluation.robustness import Robustness
 from ..inference.classifier import Classifier
+from ..inference.inputs import InputImage
 from ..metrics.classification import ClassificationMetrics
 from ..metrics.per_class import MAX_CONFUSION_CLASSES, confusion_matrix
 from ..plots.panel import Panel
 from .bench_results import NAME as BENCH_FIGURE
-from .bench_results import bench_exhibit
+from .bench_results import make_bench_panel
 from .confusion import class_table, confusion_matrix_view
 from .curves import training_curves
 from .embedded_images import make_panels
 from .environment import render
-from .evaluation_panels import reliability_exhibit, robustness_exhibit
-from .figure_files import PAGE, write_page
+from .evaluation_panels import make_reliability_panel, make_robustness_panel
+from .figure_files import REPORT_FILE, write_page
 from .formatting import percent, plain
 from .mistakes import MAX_MISTAKES, hardest_mistakes, thumbnails
 from .report_data import ClassificationResults, TrainingReport
@@ -50,7 +51,7 @@ METRICS = {
 
 def write_training_report(run_dir: Path, report: TrainingReport) -> Path:
     """Write run_dir/report.html, replacing an older one; a kill or a full disk leaves that as it was."""
-    target = Path(run_dir) / PAGE
+    target = Path(run_dir) / REPORT_FILE
     page = training_html(report, str(run_dir))
     with atomic_output(target, overwrite=True) as file:
         file.write_text(page, encoding="utf-8")
@@ -112,30 +113,35 @@ def write_evaluation(
     out: Path,
     title: str,
     classifier: Classifier,
-    images: Sequence[LabeledImage],
+    images: Sequence[InputImage],
     result: Evaluation,
     facts: Facts,
-    robust: Robustness | None = None,
+    robustness: Robustness | None = None,
 ) -> None:
     """Write the report of an evaluation, and its figures as PNG, SVG and arrays."""
-    tally, exhibits, confusion = result.tally, [], None
-    if isinstance(tally, ClassificationMetrics):
+    panels, confusion, data = [], None, result.accumulated
+    if isinstance(data, ClassificationMetrics):
         if len(classifier.labels) <= MAX_CONFUSION_CLASSES:
-            confusion = confusion_matrix(np.array(tally.targets), np.array(tally.predicted), len(classifier.labels))
-        exhibits.append(reliability_exhibit(np.array(tally.confidences), tally.right, float(result.figures["ece"])))
-    if robust is not None:
-        exhibits.append(robustness_exhibit(robust))
+            confusion = confusion_matrix(np.array(data.targets), np.array(data.predicted), len(classifier.labels))
+        panels.append(make_reliability_panel(np.array(data.confidences), data.correct, float(result.metrics["ece"])))
+    if robustness is not None:
+        panels.append(make_robustness_panel(robustness))
+    inputs = {image.name: image.image for image in images}
+
+    def read_pixels(row: int) -> np.ndarray:
+        return classifier.pixels(inputs[result.predictions[row]["name"]]).numpy()
+
     results = ClassificationResults(
         labels=classifier.labels,
-        metrics=result.figures,
+        metrics=result.metrics,
         confusion=confusion,
         per_class=result.per_class,
-        mistakes=tuple(hardest_mistakes(classifier, images, result.rows)),
+        mistakes=hardest_mistakes(result.predictions, read_pixels),
     )
     comparison = "" if result.comparison is None else result.comparison.verdict()
     notes = [*classifier.checkpoint.notes, *(reason for _, reason in result.skipped[:MAX_NOTES])]
-    page = evaluation_html(title, results, result.intervals, facts, exhibits, comparison, notes)
-    write_page(out, page, exhibits, EVALUATION_FIGURES)
+    page = evaluation_html(title, results, result.intervals, facts, panels, comparison, notes)
+    write_page(out, page, panels, EVALUATION_FIGURES)
 
 
 def evaluation_html(
@@ -143,7 +149,7 @@ def evaluation_html(
     results: ClassificationResults,
     intervals: Mapping[str, tuple[float, float]],
     facts: Facts,
-    exhibits: Sequence[Panel],
+    panels: Sequence[Panel],
     comparison: str = "",
     notes: Sequence[str] = (),
 ) -> str:
@@ -160,27 +166,27 @@ def evaluation_html(
         facts=facts,
         metrics=rows,
         comparison=comparison,
-        panels=make_panels(exhibits),
+        panels=make_panels(panels),
         mistakes_shown=mistakes_text(results),
         notes=notes,
         **results_values(results),
     )
 
 
-def inspection_html(title: str, facts: Facts, exhibits: Sequence[Panel], notes: Sequence[str] = ()) -> str:
+def inspection_html(title: str, facts: Facts, panels: Sequence[Panel], notes: Sequence[str] = ()) -> str:
     """The report of an inspection."""
-    absent = [f"{each.title}: {each.seen}" for each in exhibits if each.draw is None]
-    panels = make_panels(exhibits)
+    absent = [f"{each.title}: {each.caption}" for each in panels if each.draw is None]
+    panels = make_panels(panels)
     return render("inspection.html.j2", title=title, facts=facts, panels=panels, absent=absent, notes=notes)
 
 
 def write_bench(out: Path, title: str, facts: Facts, rows: Sequence[EngineBench], accuracy: dict[str, float]) -> None:
     """Write the report of a bench, and its figure as PNG, SVG and arrays. `accuracy` of each engine may be empty."""
-    exhibit = bench_exhibit(rows, accuracy)
-    page = render("bench.html.j2", title=title, facts=facts, panels=make_panels([exhibit]))
-    write_page(out, page, [exhibit], [BENCH_FIGURE])
+    panel = make_bench_panel(rows, accuracy)
+    page = render("bench.html.j2", title=title, facts=facts, panels=make_panels([panel]))
+    write_page(out, page, [panel], [BENCH_FIGURE])
 
 
-def study_html(title: str, facts: Facts, exhibit: Panel, limits: str) -> str:
+def study_html(title: str, facts: Facts, panel: Panel, limits: str) -> str:
     """The report of a study. `limits` says what it cannot show, and may be empty."""
-    return render("study.html.j2", title=title, facts=facts, panels=make_panels([exhibit]), limits=limits)
+    return render("study.html.j2", title=title, facts=facts, panels=make_panels([panel]), limits=limits)

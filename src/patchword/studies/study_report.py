@@ -87,10 +87,10 @@ def averaged(study: Study, rows: Rows) -> list[dict[str, Any]]:
 def study_figure(study: Study, means: list[dict[str, Any]]) -> "Figure":
     from matplotlib.ticker import MaxNLocator
 
-    from ..plots.theme import new_figure, plotted
+    from ..plots.theme import new_figure, style_axes
 
     figure = new_figure(7.6, 4.6)
-    axes = plotted(figure.subplots(), study.title, study.axis, "accuracy")
+    axes = style_axes(figure.subplots(), study.title, study.axis, "accuracy")
     series: dict[str, list[dict[str, Any]]] = {}
     for each in means:
         series.setdefault(each["series"], []).append(each)
@@ -106,9 +106,9 @@ def study_figure(study: Study, means: list[dict[str, Any]]) -> "Figure":
 
 
 def draw_lines(axes: "Axes", study: Study, series: dict[str, list[dict[str, Any]]]) -> None:
-    from ..plots.theme import theme
+    from ..plots.current_theme import current_theme
 
-    for colour, (name, mine) in zip(theme().series, series.items(), strict=False):
+    for colour, (name, mine) in zip(current_theme().series, series.items(), strict=False):
         places = [each["tflop"] if study.by_cost else each["x"] for each in mine]
         heights, errors = [each["accuracy"] for each in mine], [each["spread"] or 0.0 for each in mine]
         axes.errorbar(places, heights, yerr=errors, color=colour, marker="o", linewidth=1.8, capsize=3, label=name)
@@ -121,11 +121,11 @@ def draw_lines(axes: "Axes", study: Study, series: dict[str, list[dict[str, Any]
 
 
 def draw_bars(axes: "Axes", series: dict[str, list[dict[str, Any]]]) -> None:
-    from ..plots.theme import theme
+    from ..plots.current_theme import current_theme
 
     names = list(dict.fromkeys(each["x"] for mine in series.values() for each in mine))
     width = 0.8 / max(1, len(series))
-    for number, (colour, (name, mine)) in enumerate(zip(theme().series, series.items(), strict=False)):
+    for number, (colour, (name, mine)) in enumerate(zip(current_theme().series, series.items(), strict=False)):
         places = [names.index(each["x"]) + (number - (len(series) - 1) / 2) * width for each in mine]
         errors = [each["spread"] or 0.0 for each in mine]
         heights = [each["accuracy"] for each in mine]
