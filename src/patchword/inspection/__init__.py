@@ -1,6 +1,6 @@
-"""See through a model: the paper's figures and honest explanations, arrays first.
+"""Inspection of models: attention, explanations and their faithfulness, filters, position embeddings and tokens.
 
-Every function takes a model and normalised images and gives arrays; `drawing` makes figures of them.
+Functions take a model and normalized images, and return arrays; `patchword.plots` makes figures of them.
 """
 
 from .attention_distance import AttentionDistance, measure_attention_distance

@@ -65,7 +65,7 @@ def patch_distances(grid: Size, stride: Size) -> Tensor:
 
 
 def between_patches(weights: Tensor, num_prefix: int) -> Tensor:
-    """Restricts maps to the patches and renormalizes: (..., N, N). A row that attends to prefix tokens only is uniform."""
+    """Restricts maps to the patches and renormalizes their rows; a row without any attention to patches is uniform."""
     patches = weights[..., num_prefix:, num_prefix:]
     total = patches.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, patches / total, torch.full_like(total, 1 / patches.shape[-1]))

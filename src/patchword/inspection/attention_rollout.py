@@ -1,7 +1,7 @@
-"""What a model looks at, without asking why: raw attention of each layer and head, and attention rollout.
+"""Attention of each layer and head, and attention rollout (Abnar and Zuidema, 2020).
 
-Maps are read from where the model reads its answer: the class token's row (with a distillation token the mean of the
-two), the mean over all patches where it averages them, the probe's where it pools by attention.
+Maps show the attention of the tokens that the head reads: the class token (with a distillation token, the mean of the
+two), the mean over the patches for average pooling, or the probe for attention pooling.
 """
 
 from typing import Literal, get_args
@@ -20,11 +20,12 @@ HeadFusion = Literal["mean", "max", "min"]
 
 
 def readout_weights(model: ViT) -> Tensor:
-    """How much of each token the answer is read from: (N,), sum one. Not for attention pooling, which learns it."""
+    """Returns the weight of each token in the pooled output: (N,), sum 1. Not for attention pooling, which learns it."""
     return pooling_weights(model.config.pooling, model.config)
 
 
 def pooling_weights(pooling: Pooling, config: ViTConfig) -> Tensor:
+    """Returns the weight of each token in this kind of pooling: (N,), sum 1."""
     weights = torch.zeros(config.num_prefix + config.num_patches)
     if pooling == "class":
         weights[: 1 + config.distillation] = 1
@@ -36,9 +37,9 @@ def pooling_weights(pooling: Pooling, config: ViTConfig) -> Tensor:
 
 
 def read_out(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
-    """The rows of (B, ..., N, N) that the answer is read from, as their weighted mean over patches: (B, ..., N').
+    """Averages the rows of (B, ..., N, N) by the weights of the pooling, and keeps the patches: (B, ..., N').
 
-    `pool` is what an attention pool gives to each patch, (B, N').
+    `pool` is the attention of an attention pool to the patches, (B, N').
     """
     k = model.config.num_prefix
     if pool is None:
@@ -48,27 +49,28 @@ def read_out(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
 
 @torch.inference_mode()
 def head_attention(model: ViT, images: Tensor) -> Tensor:
-    """What each head of each layer looks at: (B, L, H, h, w). One more layer, the last, for an attention pool.
+    """Returns the attention of each layer and head to the patches: (B, L, H, h, w); an attention pool is one more layer.
 
-    In the blocks of a model with an attention pool no token is read alone: there it is the mean over the patches.
+    In a model with an attention pool, the blocks' maps are the mean over the patches.
     """
     require_blocks(model)
     rows: list[Tensor] = []
     config = model.config
-    rule = readout_weights(model) if config.pooling != "attention" else pooling_weights("average", config)
-    reading = rule.nonzero()[:, 0].to(images.device)  # only the rows that are read are computed
+    weights_read = readout_weights(model) if config.pooling != "attention" else pooling_weights("average", config)
+    rows_read = weights_read.nonzero()[:, 0].to(images.device)  # no other rows are computed
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         if layer == config.depth:
             rows.append(attention_weights(q, k, bias)[:, :, 0])
             return
-        found = torch.empty(*q.shape[:2], q.shape[2], device=q.device)
-        for some, heads in map_chunks(len(q), q.shape[1], q.shape[2]):
-            own = select_bias(bias, heads)
-            chosen = None if own is None else own[..., reading, :]
-            weights = attention_weights(q[some, heads][:, :, reading], k[some, heads], chosen)
-            found[some, heads] = torch.einsum("n,bhnm->bhm", rule[rule > 0].to(weights), weights)
-        rows.append(found[..., config.num_prefix :])
+        layer_rows = torch.empty(*q.shape[:2], q.shape[2], device=q.device)
+        for batch, heads in map_chunks(len(q), q.shape[1], q.shape[2]):
+            head_bias = select_bias(bias, heads)
+            row_bias = None if head_bias is None else head_bias[..., rows_read, :]
+            weights = attention_weights(q[batch, heads][:, :, rows_read], k[batch, heads], row_bias)
+            row_weights = weights_read[weights_read > 0].to(weights)
+            layer_rows[batch, heads] = torch.einsum("n,bhnm->bhm", row_weights, weights)
+        rows.append(layer_rows[..., config.num_prefix :])
 
     with observe_attention(model, observe):
         model(images)
@@ -77,54 +79,54 @@ def head_attention(model: ViT, images: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def rollout(model: ViT, images: Tensor, fusion: HeadFusion = "mean", discard: float = 0.0) -> Tensor:
-    """Attention followed through all layers, (B, h, w): each layer's map, half of it identity for the residual path.
+    """Returns attention rollout maps (B, h, w): the product of all layers' attention, each averaged with the identity.
 
     Args:
-        fusion: how the heads of a layer become one map.
-        discard: the part of each row's smallest weights that is left out, below 1.
+        fusion: how the heads of a layer are reduced to one map.
+        discard: the fraction of the smallest weights of each row that is set to 0, below 1.
     """
     require_blocks(model)
     if fusion not in get_args(HeadFusion):
         raise ConfigError(f"fusion must be one of {', '.join(get_args(HeadFusion))}, not {fusion!r}.")
     if not 0 <= discard < 1:
         raise ConfigError(f"discard must be at least 0 and below 1, not {discard}.")
-    found: list[Tensor] = []
+    maps: list[Tensor] = []
     pools: list[Tensor] = []
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         weights = attention_weights(q, k, bias)
         if layer < len(model.blocks):
-            found.append(fuse_heads(weights, fusion))
+            maps.append(fuse_heads(weights, fusion))
         else:
             pools.append(fuse_heads(weights, fusion)[:, 0])
 
     with observe_attention(model, observe):
         model(images)
-    rolled = compose_maps(found, discard)
-    return read_out(model, rolled, pools[0] if pools else None).unflatten(-1, model.config.grid)
+    return read_out(model, compose_maps(maps, discard), pools[0] if pools else None).unflatten(-1, model.config.grid)
 
 
 def require_blocks(model: ViT) -> None:
+    """Raises a ConfigError for a model without attention."""
     if not len(model.blocks):
-        raise ConfigError("A model without blocks has no attention.")
+        raise ConfigError("The model has no blocks (model.depth 0), so it has no attention.")
 
 
 def fuse_heads(weights: Tensor, fusion: HeadFusion) -> Tensor:
-    """One map of all heads: (B, H, N, N) to (B, N, N)."""
+    """Reduces the maps of all heads to one: (B, H, N, N) to (B, N, N)."""
     if fusion == "mean":
         return weights.mean(dim=1)
     return weights.amax(dim=1) if fusion == "max" else weights.amin(dim=1)
 
 
 def compose_maps(maps: list[Tensor], discard: float = 0.0) -> Tensor:
-    """The product of the layers' maps (B, N, N), the first layer rightmost; rows sum to one."""
+    """Multiplies the layers' maps (B, N, N), each averaged with the identity, first layer rightmost; rows sum to 1."""
     size = maps[0].shape[-1]
     identity = torch.eye(size, device=maps[0].device)
     rolled = identity.expand_as(maps[0])
     for weights in maps:
         if discard > 0:
-            least = weights.argsort(dim=-1)[..., : int(discard * size)]
-            weights = weights.scatter(-1, least, 0.0)
+            smallest = weights.argsort(dim=-1)[..., : int(discard * size)]
+            weights = weights.scatter(-1, smallest, 0.0)
         total = weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
         rolled = (weights / total + identity) / 2 @ rolled
     return rolled

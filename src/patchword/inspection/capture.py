@@ -1,8 +1,8 @@
-"""Activations and attention maps of a forward pass: the one mechanism, forward hooks, that all of inspection uses.
+"""Captures activations and attention maps of a forward pass with forward hooks; all of inspection is built on it.
 
-A fused attention kernel has no softmax to hook. So every attention of a model is a module of its own, whose hook gets
-the very queries, keys and bias that the kernel gets, in any precision and on any fast path (models/cpu.py). Maps are
-computed from these, for the layers asked for: nobody pays for what nobody looks at.
+A fused attention kernel has no softmax to hook. So the kernel call is a module of its own, whose hook gets the same
+queries, keys and bias as the kernel, in any precision and on any fast path (models/cpu.py). Maps are computed from
+these, and only for the layers requested.
 """
 
 import threading
@@ -19,20 +19,20 @@ from ..models.attention import attention_weights
 from ..models.layers import layer_indices
 from ..models.pooling import AttentionPool
 
-MAX_MAP_BYTES = 2**28  # for the maps of a chunk, and for the copies that computing with them takes
-MAP_COPIES = 4
+MAX_MAP_BYTES = 2**28  # for the maps of a chunk and their copies
+MAP_COPIES = 4  # in memory at once, while something is computed from maps
 
-# A forward hook as torch has it: module, positional inputs, output; a result other than None replaces the output.
+# A forward hook of torch: module, positional inputs, output; a result other than None replaces the output.
 Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]
-# Called with the layer (an attention pool is the one behind the last), q, k, v and the bias of its attention; a result
-# other than None replaces what the kernel computed.
+# Called with the layer (an attention pool comes after the last block), q, k, v and the bias of its attention; a result
+# other than None replaces the output of the kernel.
 Observer = Callable[[int, Tensor, Tensor, Tensor, Tensor | None], Tensor | None]
 
 
 def features(model: ViT, images: Tensor, layers: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """Every intermediate output by the name of the module that made it.
+    """Returns every intermediate output by the name of its module.
 
-    "patch_embed", "positions" (all tokens, as the first block gets them), "blocks.0.attention", "blocks.0.mlp",
+    "patch_embed", "positions" (all tokens, the input of the first block), "blocks.0.attention", "blocks.0.mlp",
     "blocks.0", ..., "norm", "pool", "head".
 
     Args:
@@ -42,40 +42,40 @@ def features(model: ViT, images: Tensor, layers: Sequence[int] | None = None) ->
     chosen = layer_indices(len(model.blocks), layers)
     names = ["stem", "patch_embed", "positions", "norm", "pool", "pre_logits", "head", "head_distilled"]
     names += [f"blocks.{i}{part}" for i in chosen for part in ("", ".attention", ".mlp")]
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def keep(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        found[name] = output
+        outputs[name] = output
 
     present = {name for name, _ in model.named_modules()}
     with forward_hooks(model, {name: partial(keep, name) for name in names if name in present}):
         model(images)
-    return found
+    return outputs
 
 
 def attention_maps(model: ViT, images: Tensor, layers: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """The attention maps (B, H, N, N) of the chosen layers, rows of which sum to one: `{11: maps, ...}`.
+    """Returns the attention maps (B, H, N, N) of the chosen layers, whose rows sum to 1: `{11: maps, ...}`.
 
     Args:
         images: normalized, (B, C, H, W).
         layers: all by default; negative numbers count from the end.
     """
     chosen = layer_indices(len(model.blocks), layers)
-    found: dict[int, Tensor] = {}
+    maps: dict[int, Tensor] = {}
 
     def keep(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         if layer in chosen:
-            found[layer] = attention_weights(q, k, bias)
+            maps[layer] = attention_weights(q, k, bias)
 
     with observe_attention(model, keep):
         model.forward_features(images)
-    return {layer: found[layer] for layer in chosen}
+    return {layer: maps[layer] for layer in chosen}
 
 
 def forward_with_maps(model: ViT, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and all maps (B, H, N, N) as part of the computation, so that gradients reach them.
+    """Returns logits, and all maps (B, H, N, N) as nodes of the autograd graph, so that they get gradients.
 
-    The last map is (B, H, 1, N') over the patches where the model pools by attention.
+    If the model has an attention pool, its map over the patches is the last: (B, H, 1, N').
     """
     maps: list[Tensor] = []
 
@@ -90,7 +90,7 @@ def forward_with_maps(model: ViT, images: Tensor) -> tuple[Tensor, list[Tensor]]
 
 @torch.inference_mode()
 def reduce_maps(model: ViT, images: Tensor, reduce: Callable[[int, slice, slice, Tensor], None]) -> None:
-    """One pass; `reduce(layer, images, heads, weights)` gets every map of the blocks once, in chunks of memory."""
+    """Runs one pass, and calls `reduce(layer, images, heads, weights)` with every map once, in chunks of bounded memory."""
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         for rows, heads in map_chunks(len(q), q.shape[1], q.shape[2]):
@@ -101,15 +101,15 @@ def reduce_maps(model: ViT, images: Tensor, reduce: Callable[[int, slice, slice,
 
 
 def select_bias(bias: Tensor | None, heads: slice) -> Tensor | None:
-    """What of an additive bias, (N, N) or (H, N, N), belongs to these heads."""
+    """Returns the part of an additive bias, (N, N) or (H, N, N), that belongs to these heads."""
     return bias[heads] if bias is not None and bias.ndim == 3 and len(bias) > 1 else bias
 
 
 def map_chunks(images: int, heads: int, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Images and heads whose maps fit into `MAP_BYTES` together; one map of one head at least."""
-    room = max(1, MAX_MAP_BYTES // (MAP_COPIES * 4 * tokens**2))
-    head_count = min(heads, room)
-    image_count = max(1, min(images, room // head_count))
+    """Yields slices of images and heads whose maps fit into `MAX_MAP_BYTES`, or are a single map."""
+    max_maps = max(1, MAX_MAP_BYTES // (MAP_COPIES * 4 * tokens**2))
+    head_count = min(heads, max_maps)
+    image_count = max(1, min(images, max_maps // head_count))
     for image in range(0, images, image_count):
         for head in range(0, heads, head_count):
             yield slice(image, image + image_count), slice(head, head + head_count)
@@ -117,7 +117,7 @@ def map_chunks(images: int, heads: int, tokens: int) -> Iterator[tuple[slice, sl
 
 @contextmanager
 def observe_attention(model: ViT, observe: Observer) -> Iterator[None]:
-    """`observe` is called at every attention of the passes inside, in order."""
+    """Calls `observe` at every attention of the forward passes inside the context, in order."""
 
     def hook(layer: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
         q, k, v, *bias = inputs
@@ -131,7 +131,7 @@ def observe_attention(model: ViT, observe: Observer) -> Iterator[None]:
 
 @contextmanager
 def forward_hooks(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
-    """Forward hooks on modules by name, for passes of the calling thread: others may use the model meanwhile."""
+    """Registers forward hooks on modules by name, for passes of the calling thread only."""
     owner = threading.get_ident()
 
     def for_owner(hook: Hook, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Every way to draw what a model saw in a picture, behind one function."""
+"""All explanation methods behind one function, `explain`."""
 
 from typing import Literal, get_args
 
@@ -16,52 +16,57 @@ from .relevance import gradcam, relevance, token_gradients
 
 Method = Literal["relevance", "tokens", "gradcam", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
-CLASS_METHODS: tuple[Method, ...] = ("relevance", "tokens", "gradcam")  # the others are the same for every class
-# Where a linear head reads the mean of a map, tokens would be the same as gradcam.
+CLASS_METHODS: tuple[Method, ...] = ("relevance", "tokens", "gradcam")  # the others do not depend on the class
+# With a linear head on average pooling, "tokens" equals "gradcam".
 RESNET_METHODS: tuple[Method, ...] = ("gradcam",)
 
 
 def methods_for(config: ModelConfig) -> tuple[Method, ...]:
-    """Those that make sense for a model, the default first."""
+    """Returns the methods that work for a model, the default first."""
     if isinstance(config, ViTConfig):
         return METHODS if config.depth else ()
     return RESNET_METHODS
 
 
 def default_method(model: ViT | ResNetBase) -> Method:
-    can = methods_for(model.config)
-    if not can:
-        raise ConfigError("A model without blocks has nothing to explain.")
-    return can[0]
+    """Returns the default method for a model; raises a ConfigError if there is none."""
+    methods = methods_for(model.config)
+    if not methods:
+        raise ConfigError("The model has no blocks (model.depth 0), so no method can explain it.")
+    return methods[0]
 
 
 def explain(model: ViT | ResNetBase, images: Tensor, classes: Tensor, method: Method) -> np.ndarray:
-    """Maps (B, h, w), none negative, of normalised images (B, C, H, W) for one class each (B,).
+    """Explains predictions by relevance maps: (B, h, w), nonnegative, on the patch grid or a ResNet's last feature map.
 
-    h and w are the model's grid of patches, or a ResNet's last feature map.
+    Args:
+        images: normalized, (B, C, H, W).
+        classes: the class to explain for each image, (B,).
     """
     if method not in methods_for(model.config):
-        can = ", ".join(methods_for(model.config)) or "none: it has no blocks"
-        raise ConfigError(f"This model cannot be explained by {method}, only by: {can}.")
+        supported = ", ".join(methods_for(model.config)) or "none, since it has no blocks"
+        raise ConfigError(f"This model does not support the method {method!r}. Supported: {supported}.")
     check_inputs(images, classes, model.config.num_classes)
-    at_once = max_batch_size(model)
-    parts = [
-        explain_batch(model, images[i : i + at_once], classes[i : i + at_once], method)
-        for i in range(0, len(images), at_once)
-    ]
-    return torch.cat(parts).float().cpu().numpy()
+    size = max_batch_size(model)
+    batches = zip(images.split(size), classes.split(size), strict=True)
+    maps = [explain_batch(model, batch, batch_classes, method) for batch, batch_classes in batches]
+    return torch.cat(maps).float().cpu().numpy()
 
 
-def check_inputs(images: Tensor, classes: Tensor, count: int) -> None:
+def check_inputs(images: Tensor, classes: Tensor, num_classes: int) -> None:
+    """Raises a ConfigError unless these are normalized images and one class of the model for each."""
     if not images.is_floating_point():
-        raise ConfigError("explain takes normalised images (B, C, H, W): classifier.preprocess.normalize makes them.")
+        raise ConfigError(
+            f"explain takes normalized images (B, C, H, W), not {images.dtype}: use classifier.preprocess.normalize."
+        )
     if not isinstance(classes, Tensor) or classes.shape != (len(images),):
         raise ConfigError(f"explain takes one class for each of the {len(images)} images: torch.tensor([3, ...]).")
-    if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < count:
-        raise ConfigError(f"The model has the classes 0 to {count - 1}; {classes.tolist()} has others.")
+    if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < num_classes:
+        raise ConfigError(f"The model has the classes 0 to {num_classes - 1}, but classes is {classes.tolist()}.")
 
 
 def explain_batch(model: ViT | ResNetBase, images: Tensor, classes: Tensor, method: Method) -> Tensor:
+    """Explains images that fit into memory together."""
     if method == "gradcam":
         return gradcam(model, images, classes)
     if method == "tokens":
@@ -73,7 +78,7 @@ def explain_batch(model: ViT | ResNetBase, images: Tensor, classes: Tensor, meth
 
 
 def max_batch_size(model: ViT | ResNetBase) -> int:
-    """So many that all maps of a pass, with their gradients, stay within four times `MAP_BYTES`; one at least."""
+    """Returns how many images to explain at once: their maps and gradients take at most 4 x `MAX_MAP_BYTES`."""
     if not isinstance(model, ViT):
         return 8
     config = model.config

@@ -17,7 +17,7 @@ NO_TABLE = {
 
 @torch.no_grad()
 def position_similarity(model: ViT) -> np.ndarray:
-    """Returns the cosine similarity of every two positions: (h, w, h, w), of which [i, j] is the map of position (i, j)."""
+    """Returns the cosine similarity of every two positions, (h, w, h, w); [i, j] is the map of position (i, j)."""
     table = model.positions.tables()[1]
     if table is None:
         raise ValueError(NO_TABLE[model.config.pos_embed])

@@ -50,7 +50,7 @@ def token_gradients(model: ViT | ResNetBase, images: Tensor, classes: Tensor) ->
 
 
 def last_features(model: ViT | ResNetBase, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the last spatial features and the gradient of the class's logit with respect to them: (B, h, w, D) each."""
+    """Returns the last spatial features and the gradient of the class's logit in them: (B, h, w, D) each."""
     with torch.enable_grad():
         inputs = images.detach().clone().requires_grad_()
         if isinstance(model, ViT):
