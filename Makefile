@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test quick check clean
 
 demo: .venv/ready          ## train a ViT on handwritten digits, evaluate it and show it
 	$(BIN)/patchword quickstart
@@ -9,10 +9,13 @@ demo: .venv/ready          ## train a ViT on handwritten digits, evaluate it and
 test: .venv/ready          ## every test
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
+quick: .venv/ready         ## the tests without the slow ones
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+
 check: .venv/ready         ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-# vit-pytorch is a test oracle; its declared torchvision is bound to another torch build, so it comes without dependencies.
+# vit-pytorch is a test oracle; it declares torchvision, which is tied to another torch build, so it is installed without dependencies.
 .venv/ready: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
