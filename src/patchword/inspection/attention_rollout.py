@@ -20,7 +20,7 @@ HeadFusion = Literal["mean", "max", "min"]
 
 
 def readout_weights(model: ViT) -> Tensor:
-    """Returns the weight of each token in the pooled output: (N,), sum 1. Not for attention pooling, which learns it."""
+    """Returns the weight of each token in the pooled output: (N,), sum 1. Attention pooling has no fixed ones."""
     return pooling_weights(model.config.pooling, model.config)
 
 
@@ -49,9 +49,9 @@ def read_out(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
 
 @torch.inference_mode()
 def head_attention(model: ViT, images: Tensor) -> Tensor:
-    """Returns the attention of each layer and head to the patches: (B, L, H, h, w); an attention pool is one more layer.
+    """Returns the attention of each layer and head to the patches: (B, L, H, h, w).
 
-    In a model with an attention pool, the blocks' maps are the mean over the patches.
+    An attention pool is one more layer. In a model with an attention pool, the blocks' maps are the mean over the patches.
     """
     require_blocks(model)
     rows: list[Tensor] = []

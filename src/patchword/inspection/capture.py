@@ -90,7 +90,7 @@ def forward_with_maps(model: ViT, images: Tensor) -> tuple[Tensor, list[Tensor]]
 
 @torch.inference_mode()
 def reduce_maps(model: ViT, images: Tensor, reduce: Callable[[int, slice, slice, Tensor], None]) -> None:
-    """Runs one pass, and calls `reduce(layer, images, heads, weights)` with every map once, in chunks of bounded memory."""
+    """Calls `reduce(layer, images, heads, weights)` with every map of a pass once, in chunks of bounded memory."""
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         for rows, heads in map_chunks(len(q), q.shape[1], q.shape[2]):

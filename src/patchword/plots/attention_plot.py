@@ -1,4 +1,4 @@
-"""Figures of what a model looks at: each way side by side, class against class, every layer and head."""
+"""Figures of attention and explanations: methods side by side, classes side by side, every layer and head."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -10,41 +10,39 @@ from PIL import Image
 from ..core.text import escape_unprintable
 from .current_theme import MAP, bare, mosaic, new_figure, show, stretched, current_theme
 
-MAX_THUMBNAIL_SIDE = 420  # pixels of a picture's longer side in a figure
+MAX_THUMBNAIL_SIDE = 420  # pixels of the longer side of an image in a figure
 MAX_HEIGHT = 15.0  # inches
 
 
 def plot_methods(
-    pictures: Sequence[Image.Image], titles: Sequence[str], overlays: dict[str, list[Image.Image]]
+    images: Sequence[Image.Image], titles: Sequence[str], overlays: dict[str, list[Image.Image]]
 ) -> Figure:
-    """A row for each picture: the picture, then each way to explain it."""
-    columns = {"": list(pictures), **overlays}
-    tall = [min(1.4, max(0.2, picture.height / picture.width)) for picture in pictures]
-    figure = new_figure(2.0 * len(columns), 1.95 * sum(tall) + 0.3 * len(pictures) + 0.1)
-    panels = figure.subplots(len(pictures), len(columns), squeeze=False, height_ratios=[t + 0.1 for t in tall])
+    """Plots a row for each image: the image, then its explanation by each method."""
+    columns = {"": list(images), **overlays}
+    heights = [min(1.4, max(0.2, image.height / image.width)) for image in images]
+    figure = new_figure(2.0 * len(columns), 1.95 * sum(heights) + 0.3 * len(images) + 0.1)
+    panels = figure.subplots(len(images), len(columns), squeeze=False, height_ratios=[h + 0.1 for h in heights])
     for row, title in enumerate(titles):
-        for column, (name, images) in enumerate(columns.items()):
+        for column, (name, column_images) in enumerate(columns.items()):
             axes = bare(panels[row, column], (name if row == 0 else "") if column else "")
-            axes.imshow(make_thumbnail(images[row]))
+            axes.imshow(make_thumbnail(column_images[row]))
         panels[row, 0].set_title(shorten_label(title, 22), fontsize=9, color=current_theme().muted)
     return figure
 
 
-def plot_classes(
-    picture: Image.Image, scores: Sequence[tuple[str, float]], overlays: Sequence[Image.Image]
-) -> Figure:
-    """One picture, and why it is each of several classes."""
-    tall = min(1.4, picture.height / picture.width)
-    figure = new_figure(2.6 * (1 + len(overlays)), 2.55 * tall + 0.5)
+def plot_classes(image: Image.Image, scores: Sequence[tuple[str, float]], overlays: Sequence[Image.Image]) -> Figure:
+    """Plots an image and its explanation for each of several classes."""
+    height = min(1.4, image.height / image.width)
+    figure = new_figure(2.6 * (1 + len(overlays)), 2.55 * height + 0.5)
     panels = figure.subplots(1, 1 + len(overlays))
     bare(panels[0], "image", 10).imshow(make_thumbnail(picture))
     for axes, (label, share), image in zip(panels[1:], scores, overlays, strict=True):
-        bare(axes, f"why {shorten_label(label)}?\n{share:.1%}", 10).imshow(make_thumbnail(image))
+        bare(axes, f"why {shorten_label(label)}?\n{probability:.1%}", 10).imshow(make_thumbnail(overlay))
     return figure
 
 
 def plot_heads(maps: np.ndarray, names: Sequence[str]) -> Figure:
-    """Every layer and head: maps (L, H, h, w), each by its own extremes; whichever are more go from left to right."""
+    """Plots the maps (L, H, h, w) of every layer and head, each with its own scale; the longer axis is horizontal."""
     layers, heads, h, w = maps.shape
     gap = max(1, h // 8)
     across, down = ("layer", "head") if layers > heads else ("head", "layer")
@@ -65,24 +63,24 @@ def plot_heads(maps: np.ndarray, names: Sequence[str]) -> Figure:
     return figure
 
 
-def make_thumbnail(picture: Image.Image) -> np.ndarray:
-    """Small enough for a figure; tiny pictures grow by whole squares, so that their pixels are seen as they are."""
-    picture = picture.convert("RGB")
-    longest = max(picture.size)
+def make_thumbnail(image: Image.Image) -> np.ndarray:
+    """Resizes an image for a figure; tiny images are enlarged by an integer factor without interpolation."""
+    image = image.convert("RGB")
+    longest = max(image.size)
     if longest < MAX_THUMBNAIL_SIDE // 2:
-        times = MAX_THUMBNAIL_SIDE // longest
-        return np.asarray(picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST))
-    picture = picture.copy()
-    picture.thumbnail((MAX_THUMBNAIL_SIDE, MAX_THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
-    return np.asarray(picture)
+        factor = MAX_THUMBNAIL_SIDE // longest
+        return np.asarray(image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST))
+    image = image.copy()
+    image.thumbnail((MAX_THUMBNAIL_SIDE, MAX_THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
+    return np.asarray(image)
 
 
-def shorten_label(label: str, most: int = 24) -> str:
-    """A label for a title: its first synonym, cut where it would run into its neighbour; wide letters count double."""
+def shorten_label(label: str, max_width: int = 24) -> str:
+    """Shortens a label for a title: its first synonym, cut to `max_width` columns; wide characters count double."""
     label = escape_unprintable(label.split(",")[0])
     width = 0
-    for place, letter in enumerate(label):
-        width += 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        if width > most:
-            return label[: max(1, place - 1)] + "…"
+    for index, character in enumerate(label):
+        width += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if width > max_width:
+            return label[: max(1, index - 1)] + "…"
     return label

@@ -1,4 +1,4 @@
-"""Deletion and insertion curves of each way to explain, against a random order."""
+"""Deletion and insertion curves of each explanation method, and of a random order."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,16 +9,19 @@ from .current_theme import new_figure, plotted, current_theme
 
 
 def plot_faithfulness(curves: dict[str, FaithfulnessCurves]) -> Figure:
+    """Plots the mean curves over the images."""
     figure = new_figure(10, 4.0)
     panels = figure.subplots(1, 2, sharey=True)
-    plotted(panels[0], "Deletion: lower is better", "part of the picture taken away", "probability of the class")
-    plotted(panels[1], "Insertion: higher is better", "part of the picture shown", "")
-    colours = dict(zip(METHODS, current_theme().series, strict=True)) | {RANDOM_ORDER: current_theme().muted}  # the same on every page
-    for name, found in curves.items():
+    plotted(panels[0], "Deletion: lower is better", "fraction of the image removed", "probability of the class")
+    plotted(panels[1], "Insertion: higher is better", "fraction of the image shown", "")
+    colors = dict(zip(METHODS, current_theme().series, strict=True)) | {
+        RANDOM_ORDER: current_theme().muted
+    }  # the same in every report
+    for name, method_curves in curves.items():
         style = {"linestyle": (0, (3, 3))} if name == RANDOM_ORDER else {}
-        for axes, values in zip(panels, (found.deletion, found.insertion), strict=True):
+        for axes, values in zip(panels, (method_curves.deletion, method_curves.insertion), strict=True):
             x = np.linspace(0, 1, values.shape[1])
-            axes.plot(x, values.mean(axis=0), color=colours[name], linewidth=2, label=name, **style)
+            axes.plot(x, values.mean(axis=0), color=colors[name], linewidth=2, label=name, **style)
     for axes in panels:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_ylim(0, 1)

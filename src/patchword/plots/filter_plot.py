@@ -1,4 +1,4 @@
-"""Figures that need no picture: the first layer's filters, and the positions."""
+"""Figures of weights: the filters of the first layer, and the similarity of position embeddings."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -7,33 +7,36 @@ from ..inspection.filters import Filters
 from .theme import COLORMAP, hide_axes, mosaic, new_figure, show_image, scale_tiles
 
 MAX_FILTERS = 768
-MAX_POSITIONS = 14  # maps along a side; of larger grids every second, third ... position is shown
+MAX_POSITIONS = 14  # maps along a side; larger grids are subsampled
 
 
 def plot_filters(filters: Filters) -> Figure:
-    """Left the components as the paper shows them, right the filters themselves."""
+    """Plots the principal components, as the paper does, beside the filters."""
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(7, 6))
-    share = float(filters.explained.sum())
+    explained = float(filters.explained.sum())
     count = len(filters.components)
-    show_image(hide_axes(left, f"{count} principal components: {share:.0%} of the variance"), tile_filters(filters.components, 7))
+    show_image(
+        hide_axes(left, f"{count} principal components: {explained:.0%} of the variance"),
+        tile_filters(filters.components, 7),
+    )
     raw = filters.raw[:MAX_FILTERS]
     columns = max(1, round(np.sqrt(len(raw) * 1.1)))
-    what = f"all {len(raw)}" if len(raw) == len(filters.raw) else f"the first {len(raw)} of {len(filters.raw)}"
-    show_image(hide_axes(right, f"{what} filters of the {filters.place}"), tile_filters(raw, columns))
+    which = f"all {len(raw)}" if len(raw) == len(filters.raw) else f"the first {len(raw)} of {len(filters.raw)}"
+    show_image(hide_axes(right, f"{which} filters of the {filters.place}"), tile_filters(raw, columns))
     return figure
 
 
 def tile_filters(filters: np.ndarray, columns: int) -> np.ndarray:
-    """Filters (n, C, h, w) as pictures: in colour, or grey where there are not three channels."""
-    pictures = scale_tiles(filters).transpose(0, 2, 3, 1)
-    if pictures.shape[-1] != 3:
-        pictures = np.repeat(scale_tiles(filters.mean(axis=1))[..., None], 3, axis=-1)
-    return mosaic(pictures, columns, gap=max(1, pictures.shape[1] // 8))
+    """Arranges filters (n, C, h, w) as RGB tiles, gray unless they have three channels."""
+    tiles = scale_tiles(filters).transpose(0, 2, 3, 1)
+    if tiles.shape[-1] != 3:
+        tiles = np.repeat(scale_tiles(filters.mean(axis=1))[..., None], 3, axis=-1)
+    return mosaic(tiles, columns, gap=max(1, tiles.shape[1] // 8))
 
 
 def plot_pos_embed_similarity(similarities: dict[str, np.ndarray]) -> Figure:
-    """The paper's grid of grids, one panel for each table of positions by its title."""
+    """Plots the paper's grid of similarity maps, one for each table of position embeddings by its title."""
     figure = new_figure(5.6 * len(similarities) + 0.6, 5.6)
     panels = figure.subplots(1, len(similarities), squeeze=False)[0]
     for axes, (title, similarity) in zip(panels, similarities.items(), strict=True):
@@ -52,5 +55,5 @@ def plot_pos_embed_similarity(similarities: dict[str, np.ndarray]) -> Figure:
 
 
 def evenly_spaced(count: int) -> np.ndarray:
-    """At most `MOST_POSITIONS` places, evenly spaced."""
+    """Returns at most `MAX_POSITIONS` evenly spaced indices."""
     return np.unique(np.linspace(0, count - 1, min(count, MAX_POSITIONS)).round().astype(int))

@@ -1,4 +1,4 @@
-"""A map laid over the picture it belongs to, at the picture's own size and proportions."""
+"""Heatmaps over images, at the size of the original image."""
 
 import math
 
@@ -7,16 +7,16 @@ from PIL import Image
 
 from ..data.preprocess import Preprocess
 
-MAX_PIXELS = 16_000_000  # larger pictures are shrunk to so many, since nobody sees the difference
+MAX_PIXELS = 16_000_000  # larger images are shrunk to this
 MAX_OPACITY = 0.75
-CROPPED_BRIGHTNESS = 0.35  # brightness of what the crop left out
-# From cold to hot; cold is transparent as well, so the picture shows where the map is low.
+CROPPED_BRIGHTNESS = 0.35  # brightness of what the preprocessing crops away
+# From low to high relevance; opacity grows with relevance, too.
 HEAT_COLORS = ((0.0, (72, 24, 120)), (0.4, (190, 40, 110)), (0.7, (250, 120, 50)), (1.0, (255, 240, 130)))
 
 
-def resize_to_image(heat: np.ndarray, picture: tuple[int, int], preprocess: Preprocess) -> np.ndarray:
-    """A map (h, w) of what the model saw, on the (height, width) of the picture: 0 to 1, NaN where it saw nothing."""
-    height, width = picture
+def resize_to_image(heat: np.ndarray, size: tuple[int, int], preprocess: Preprocess) -> np.ndarray:
+    """Resizes a map (h, w) of the cropped image to the original (height, width): 0 to 1, NaN outside of the crop."""
+    height, width = size
     left, top, right, bottom = (round(v) for v in preprocess.crop_box(height, width))
     right, bottom = max(right, left + 1), max(bottom, top + 1)
     small = Image.fromarray(scale_to_unit(heat))
@@ -27,29 +27,31 @@ def resize_to_image(heat: np.ndarray, picture: tuple[int, int], preprocess: Prep
 
 
 def scale_to_unit(heat: np.ndarray) -> np.ndarray:
-    """From 0 to 1, by the extremes; a flat map becomes 0."""
+    """Scales a map to 0..1 by its extremes; a constant map becomes 0."""
     low, high = float(heat.min()), float(heat.max())
     return ((heat - low) / (high - low) if high > low else np.zeros_like(heat)).astype(np.float32)
 
 
-def overlay_heatmap(picture: Image.Image, heat: np.ndarray, preprocess: Preprocess, strength: float = MAX_OPACITY) -> Image.Image:
-    """The picture with the map over it; what the model did not see is dark."""
-    if picture.width * picture.height > MAX_PIXELS:
-        shrink = math.sqrt(MAX_PIXELS / (picture.width * picture.height))
-        size = (max(1, int(picture.width * shrink)), max(1, int(picture.height * shrink)))
-        picture = picture.resize(size, Image.Resampling.BOX)
-    pixels = np.asarray(picture.convert("RGB"), dtype=np.float32)
+def overlay_heatmap(
+    image: Image.Image, heat: np.ndarray, preprocess: Preprocess, max_opacity: float = MAX_OPACITY
+) -> Image.Image:
+    """Draws a heatmap over an image; what the preprocessing crops away is darkened."""
+    if image.width * image.height > MAX_PIXELS:
+        shrink = math.sqrt(MAX_PIXELS / (image.width * image.height))
+        size = (max(1, int(image.width * shrink)), max(1, int(image.height * shrink)))
+        image = image.resize(size, Image.Resampling.BOX)
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
     spread = resize_to_image(heat, pixels.shape[:2], preprocess)
-    unseen = np.isnan(spread)
+    cropped = np.isnan(spread)
     level = np.nan_to_num(spread)
-    alpha = (strength * np.sqrt(level))[..., None]
+    alpha = (max_opacity * np.sqrt(level))[..., None]
     mixed = (1 - alpha) * pixels + alpha * apply_colormap(level)
-    mixed[unseen] = CROPPED_BRIGHTNESS * pixels[unseen]
+    mixed[cropped] = CROPPED_BRIGHTNESS * pixels[cropped]
     return Image.fromarray(np.round(mixed).astype(np.uint8))
 
 
 def apply_colormap(level: np.ndarray) -> np.ndarray:
-    """0 to 1 on the ramp: float32 (..., 3), 0 to 255."""
-    places, steps = [place for place, _ in HEAT_COLORS], np.linspace(0, 1, 256)
-    table = np.stack([np.interp(steps, places, [c[i] for _, c in HEAT_COLORS]) for i in range(3)], axis=-1)
+    """Maps values from 0 to 1 to colors: float32 (..., 3), 0 to 255."""
+    stops, steps = [stop for stop, _ in HEAT_COLORS], np.linspace(0, 1, 256)
+    table = np.stack([np.interp(steps, stops, [c[i] for _, c in HEAT_COLORS]) for i in range(3)], axis=-1)
     return table.astype(np.float32)[np.round(255 * level).astype(np.uint8)]

@@ -1,4 +1,4 @@
-"""One figure of a page: how it is drawn, its arrays, and what is to be seen in it, here and in the paper."""
+"""A panel of a report: a figure with its caption, arrays and table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """`draw` is None where the figure makes no sense for this model; `caption` then says why."""
+    """A figure with its caption. If `draw` is None, the model has no such figure, and the caption says why."""
 
-    name: str  # of its files
+    name: str  # of the files
     title: str
     caption: str
-    paper: str = ""
+    paper: str = ""  # what the paper's figure shows
     draw: "Callable[[], Figure] | None" = None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    table: tuple[tuple[str, ...], ...] = ()  # the first row is the head
-    figures: "dict[Theme, Figure]" = field(default_factory=dict)  # drawn so far
+    table: tuple[tuple[str, ...], ...] = ()  # the first row is the header
+    figures: "dict[Theme, Figure]" = field(default_factory=dict)  # those drawn so far
 
     @classmethod
-    def absent(cls, name: str, title: str, why: str) -> "Panel":
-        return cls(name, title, why)
+    def absent(cls, name: str, title: str, reason: str) -> "Panel":
+        """A panel without a figure."""
+        return cls(name, title, reason)
 
     def figure(self, theme: "Theme") -> "Figure":
-        """Drawn once in each colouring, and laid out once: it is saved in several sizes, and laying out is slow."""
+        """Draws the figure once per theme, with a fixed layout: it is saved in several sizes, and layout is slow."""
         from .theme import use_theme
 
         if theme not in self.figures:
             assert self.draw is not None
             with use_theme(theme):
                 figure = self.draw()
-                figure.draw_without_rendering()  # which lays it out
+                figure.draw_without_rendering()  # computes the layout
                 figure.set_layout_engine("none")
             self.figures[theme] = figure
         return self.figures[theme]

@@ -1,6 +1,6 @@
-"""How every figure looks, on white and on black, and how tiles are laid out.
+"""The look of all figures in light and dark themes, and helpers for axes and tiles.
 
-Figures are made without pyplot, which keeps them in a global list and is not for servers.
+Figures are made without pyplot, which keeps them in a global list and is not meant for servers.
 """
 
 import functools
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours: of the page, of text, of what matters less, of lines in the background, and of five series."""
+    """Colors of a figure: background, text, secondary text, grid lines, and five series."""
 
     background: str
     text_color: str
@@ -31,7 +31,7 @@ class Theme:
 
 LIGHT = Theme("#ffffff", "#1b1f24", "#5d6671", "#e3e6ea", ("#2f74d0", "#d1600a", "#1a8a5a", "#8a4fc4", "#a8891a"))
 DARK = Theme("#14171b", "#e6e9ed", "#98a2ae", "#2b3138", ("#6aa6f2", "#f39a4f", "#54c794", "#bd8cf0", "#d8ba4a"))
-COLORMAP = "viridis"  # for values; pictures with heat have their own ramp (overlay.py)
+COLORMAP = "viridis"  # for values; heatmaps over images have their own colors (overlay.py)
 
 FALLBACK_FONTS = (
     "Noto Sans CJK SC",
@@ -45,20 +45,30 @@ _current: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
 
 
 def current_theme() -> Theme:
+    """Returns the theme that `use_theme` has set."""
     return _current.get()
 
 
 @contextmanager
-def use_theme(chosen: Theme) -> Iterator[None]:
-    """Figures that are made within it have these colours."""
-    colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), chosen.text_color)
-    colours |= dict.fromkeys(("xtick.color", "ytick.color"), chosen.muted)
-    colours |= dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), chosen.background)
-    style = {"axes.edgecolor": chosen.grid_color, "grid.color": chosen.grid_color, "font.size": 10.0, "axes.titlesize": 11.0}
+def use_theme(theme: Theme) -> Iterator[None]:
+    """Figures that are made inside the context have this theme."""
+    colors = dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), theme.text_color)
+    colors |= dict.fromkeys(("xtick.color", "ytick.color"), theme.muted)
+    colors |= dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), theme.background)
+    style = {
+        "axes.edgecolor": theme.grid_color,
+        "grid.color": theme.grid_color,
+        "font.size": 10.0,
+        "axes.titlesize": 11.0,
+    }
     style |= {"svg.fonttype": "path", "svg.hashsalt": "patchword", "figure.dpi": 100}
-    style |= {"text.parse_math": False, "text.usetex": False, "font.family": available_fonts()}  # labels may hold anything
-    settings: Any = {**colours, **style}
-    token = _current.set(chosen)
+    style |= {
+        "text.parse_math": False,
+        "text.usetex": False,
+        "font.family": available_fonts(),
+    }  # labels are arbitrary text
+    settings: Any = {**colors, **style}
+    token = _current.set(theme)
     try:
         with matplotlib.rc_context(settings):
             yield
@@ -68,28 +78,31 @@ def use_theme(chosen: Theme) -> Iterator[None]:
 
 @functools.cache
 def available_fonts() -> list[str]:
-    """Matplotlib's own font, and those for other scripts that this machine has."""
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of every weight a font lacks
-    have = {font.name for font in font_manager.fontManager.ttflist}
-    return ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in have)]
+    """Returns matplotlib's default font and the installed fallback fonts for other scripts."""
+    logging.getLogger("matplotlib.font_manager").setLevel(
+        logging.ERROR
+    )  # it warns about every weight that a font lacks
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
 
 
 def new_figure(width: float, height: float) -> Figure:
+    """Makes a figure of this size in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def hide_axes(axes: Axes, title: str = "", size: float = 11.0) -> Axes:
-    """An axes for a picture: no frame, no ticks."""
+    """Prepares axes for an image: no frame, no ticks."""
     axes.set_axis_off()
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_visible(False)  # an axis that is only off is still measured for the layout
+        axis.set_visible(False)  # an axis that is only off still takes part in the layout
     if title:
         axes.set_title(title, fontsize=size, color=current_theme().text_color)
     return axes
 
 
 def style_axes(axes: Axes, title: str, x: str, y: str) -> Axes:
-    """An axes for lines: a light grid, two spines."""
+    """Prepares axes for a line plot: title, labels, a light grid, two spines."""
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -100,19 +113,19 @@ def style_axes(axes: Axes, title: str, x: str, y: str) -> Axes:
 
 
 def mosaic(tiles: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
-    """Tiles (n, h, w) or (n, h, w, 3) row by row, with NaN, which is drawn as nothing, between them."""
+    """Arranges tiles (n, h, w) or (n, h, w, 3) row by row, with gaps of NaN, which are transparent."""
     n, h, w = tiles.shape[:3]
     rows = -(-n // columns)
     shape = (rows * (h + gap) - gap, columns * (w + gap) - gap, *tiles.shape[3:])
-    whole = np.full(shape, np.nan, dtype=np.float32)
+    canvas = np.full(shape, np.nan, dtype=np.float32)
     for i, tile in enumerate(tiles):
         y, x = (i // columns) * (h + gap), (i % columns) * (w + gap)
-        whole[y : y + h, x : x + w] = tile
-    return whole
+        canvas[y : y + h, x : x + w] = tile
+    return canvas
 
 
 def show_image(axes: Axes, pixels: np.ndarray, **options: object) -> object:
-    """An array as squares; colour with NaN gets an opacity of zero there."""
+    """Shows an array without interpolation; NaN in RGB is transparent."""
     if pixels.ndim == 3:
         empty = np.isnan(pixels).any(axis=-1, keepdims=True)
         pixels = np.concatenate([np.nan_to_num(pixels), np.where(empty, 0.0, 1.0)], axis=-1)
@@ -120,7 +133,7 @@ def show_image(axes: Axes, pixels: np.ndarray, **options: object) -> object:
 
 
 def scale_tiles(tiles: np.ndarray) -> np.ndarray:
-    """Each tile (n, ...) from 0 to 1 by itself."""
+    """Scales each tile (n, ...) to 0..1 by its own extremes."""
     flat = tiles.reshape(len(tiles), -1)
     low, high = flat.min(axis=1), flat.max(axis=1)
     shape = (-1,) + (1,) * (tiles.ndim - 1)

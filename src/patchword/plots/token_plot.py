@@ -1,4 +1,4 @@
-"""Figures of the tokens: their length by layer, one patch against all others, and their meaning as colour."""
+"""Figures of the tokens: norms by layer, similarity to one patch, and principal components as colors."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,17 @@ from .current_theme import MAP, bare, new_figure, current_theme
 MAX_LAYERS = 8
 
 
-def plot_token_norms(picture: Image.Image, norms: np.ndarray) -> Figure:
-    """What the model sees of a picture, then the lengths of its patch tokens at some stages, each by its own scale,
-    logarithmic: otherwise a few long ones would leave the rest in one colour.
+def plot_token_norms(image: Image.Image, norms: np.ndarray) -> Figure:
+    """Plots the input image and the norms of its patch tokens after some blocks, each on its own logarithmic scale.
+
+    On a linear scale a few outliers would hide all other differences.
     """
     stages = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), MAX_LAYERS)).round().astype(int))
     columns = min(len(stages) + 1, 5)
     rows = -(-(len(stages) + 1) // columns)
     figure = new_figure(2.1 * columns, 2.35 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    bare(panels[0], "what the model sees", 10).imshow(make_thumbnail(picture))
+    bare(panels[0], "model input", 10).imshow(make_thumbnail(image))
     for axes, stage in zip(panels[1:], stages, strict=False):
         name = "input" if stage == 0 else f"after block {stage}"
         largest, median = norms[stage].max(), np.median(norms[stage])
@@ -33,11 +34,11 @@ def plot_token_norms(picture: Image.Image, norms: np.ndarray) -> Figure:
     return figure
 
 
-def plot_patch_similarity(picture: Image.Image, maps: Sequence[tuple[tuple[int, int], np.ndarray]]) -> Figure:
-    """What the model sees of a picture, and how alike some of its patches are to all others."""
+def plot_patch_similarity(image: Image.Image, maps: Sequence[tuple[tuple[int, int], np.ndarray]]) -> Figure:
+    """Plots the input image and the similarity of some of its patches to all others."""
     figure = new_figure(2.4 * (1 + len(maps)), 2.8)
     panels = figure.subplots(1, 1 + len(maps))
-    bare(panels[0], "what the model sees", 10).imshow(make_thumbnail(picture))
+    bare(panels[0], "model input", 10).imshow(make_thumbnail(image))
     for axes, ((row, column), values) in zip(panels[1:], maps, strict=True):
         bare(axes, f"row {row + 1}, column {column + 1}", 10)
         axes.imshow(values, cmap=MAP, vmin=-1, vmax=1, interpolation="nearest")
@@ -46,11 +47,11 @@ def plot_patch_similarity(picture: Image.Image, maps: Sequence[tuple[tuple[int, 
     return figure
 
 
-def plot_patch_colors(pictures: Sequence[Image.Image], colours: np.ndarray) -> Figure:
-    """Pictures above, their patches as colour below."""
-    figure = new_figure(2.1 * len(pictures), 4.3)
-    panels = figure.subplots(2, len(pictures), squeeze=False)
-    for column, picture in enumerate(pictures):
-        bare(panels[0, column]).imshow(make_thumbnail(picture))
-        bare(panels[1, column]).imshow(colours[column], interpolation="nearest")
+def plot_patch_colors(images: Sequence[Image.Image], colors: np.ndarray) -> Figure:
+    """Plots images, and the colors of their patches below."""
+    figure = new_figure(2.1 * len(images), 4.3)
+    panels = figure.subplots(2, len(images), squeeze=False)
+    for column, image in enumerate(images):
+        bare(panels[0, column]).imshow(make_thumbnail(image))
+        bare(panels[1, column]).imshow(colors[column], interpolation="nearest")
     return figure

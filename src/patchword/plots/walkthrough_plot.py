@@ -1,4 +1,4 @@
-"""One picture that follows an image through the model, from pixels to probabilities."""
+"""A figure that follows an image through the model, from pixels to probabilities."""
 
 from collections.abc import Sequence
 
@@ -16,24 +16,32 @@ MAX_PATCHES, MAX_DIMENSIONS, MAX_BLOCKS = 14, 96, 12
 
 
 def plot_walkthrough(
-    walk: Walkthrough, scores: Sequence[tuple[str, float]], pool: str, looker: str, config: ViTConfig
+    walk: Walkthrough, scores: Sequence[tuple[str, float]], pool: str, attending: str, config: ViTConfig
 ) -> Figure:
-    """`scores` are the most probable classes; `pool` says where the head reads, `looker` whose attention is shown."""
+    """Plots the five steps of the paper's Figure 1.
+
+    Args:
+        scores: the most probable classes.
+        pool: which tokens the head reads, in words.
+        attending: whose attention is shown, in words.
+    """
     figure = new_figure(11, 11.6)
     rows: Sequence[SubFigure] = figure.subfigures(5, 1, height_ratios=(3.2, 1.15, 2.9, 2.45, 1.9))  # type: ignore[assignment]
     draw_patches(rows[0], walk)
     draw_sequence(rows[1], walk, config.stem != "linear")
     draw_embedding(rows[2], walk, config.stem != "linear")
-    draw_blocks(rows[3], walk, looker, config.attention_pattern)
+    draw_blocks(rows[3], walk, attending, config.attention_pattern)
     draw_head(rows[4], scores, pool)
     return figure
 
 
 def set_heading(part: SubFigure, text: str) -> None:
+    """Sets the title of a row."""
     part.suptitle(text, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=current_theme().text_color)
 
 
 def draw_patches(part: SubFigure, walk: Walkthrough) -> None:
+    """Step 1: the image and its patches."""
     (h, w), (height, width) = walk.grid, walk.pixels.shape[:2]
     set_heading(part, f"1  The image, {height} x {width} pixels, is split into {h} x {w} = {h * w} patches")
     left, right = part.subplots(1, 2)
@@ -42,9 +50,10 @@ def draw_patches(part: SubFigure, walk: Walkthrough) -> None:
 
 
 def draw_sequence(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
+    """Step 2: the first patches of the sequence."""
     h, w = walk.grid
-    each = "each is flattened to" if not stem else "after the convolutional stem, each has"
-    set_heading(part, f"2  The patches become a sequence, row by row; {each} {walk.patch_dim} values")
+    change = "each is flattened to" if not stem else "after the convolutional stem, each has"
+    set_heading(part, f"2  The patches become a sequence, row by row; {change} {walk.patch_dim} values")
     tiles = patch_tiles(walk)[:MAX_PATCHES]
     axes = bare(part.subplots())
     size = tiles.shape[2]
@@ -55,11 +64,12 @@ def draw_sequence(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
 
 
 def draw_embedding(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
+    """Step 3: patch embeddings, position embeddings and their sum."""
     dim = walk.patch_embeddings.shape[1]
-    first = f" (the first {MAX_DIMENSIONS} shown)" if dim > MAX_DIMENSIONS else ""
+    shown = f" (the first {MAX_DIMENSIONS} shown)" if dim > MAX_DIMENSIONS else ""
     added = "; position embeddings are added" if walk.pos_embed is not None else ""
-    what = "Each becomes a token" if stem else "A linear projection turns each into a token"
-    set_heading(part, f"3  {what} of {dim} dimensions{first}{added}")
+    step = "Each becomes a token" if stem else "A linear projection turns each into a token"
+    set_heading(part, f"3  {step} of {dim} dimensions{shown}{added}")
     panels = [("patch embedding", walk.patch_embeddings)]
     panels += [("+  position embeddings", walk.pos_embed)] if walk.pos_embed is not None else []
     tokens = f"{walk.num_prefix} + {len(walk.patch_embeddings)}" if walk.num_prefix else str(len(walk.patch_embeddings))
@@ -70,9 +80,11 @@ def draw_embedding(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
 
 
 def draw_vectors(axes: Axes, title: str, values: np.ndarray) -> None:
-    """Tokens from left to right, numbers from top to bottom."""
+    """Draws tokens from left to right, dimensions from top to bottom."""
     limit = float(np.percentile(np.abs(values), 98)) or 1.0
-    axes.imshow(values.T[:MAX_DIMENSIONS], aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    axes.imshow(
+        values.T[:MAX_DIMENSIONS], aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
+    )
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("token", fontsize=9)
     axes.set_yticks([])
@@ -80,10 +92,11 @@ def draw_vectors(axes: Axes, title: str, values: np.ndarray) -> None:
     axes.spines[:].set_visible(False)
 
 
-def draw_blocks(part: SubFigure, walk: Walkthrough, looker: str, span: str) -> None:
+def draw_blocks(part: SubFigure, walk: Walkthrough, attending: str, pattern: str) -> None:
+    """Step 4: attention and principal components of the patches after some blocks."""
     depth = len(walk.attention)
-    whom = "nearby tokens" if span == "local" else "tokens of its row or column" if span == "axial" else "all tokens"
-    set_heading(part, f"4  {depth} blocks: every token attends to {whom} (top: {looker}) and is updated (bottom)")
+    targets = {"local": "nearby tokens", "axial": "tokens of its row or column"}.get(pattern, "all tokens")
+    set_heading(part, f"4  {depth} blocks: every token attends to {targets} (top: {attending}) and is updated (bottom)")
     chosen = np.unique(np.linspace(0, depth - 1, min(depth, MAX_BLOCKS)).round().astype(int))
     panels = part.subplots(2, len(chosen), squeeze=False)
     for column, block in enumerate(chosen):
@@ -94,14 +107,15 @@ def draw_blocks(part: SubFigure, walk: Walkthrough, looker: str, span: str) -> N
 
 
 def draw_head(part: SubFigure, scores: Sequence[tuple[str, float]], pool: str) -> None:
+    """Step 5: the probabilities of some classes."""
     set_heading(part, f"5  The head reads {pool} and gives each class a probability")
     axes = part.subplots()
     names = [shorten_label(label, 40) for label, _ in scores][::-1]
-    values = [share for _, share in scores][::-1]
+    values = [probability for _, probability in scores][::-1]
     axes.barh(range(len(values)), values, color=current_theme().series[0], height=0.7)
     axes.set_yticks(range(len(values)), names)
-    for place, value in enumerate(values):
-        axes.text(value + 0.01, place, f"{value:.1%}", va="center", fontsize=9, color=current_theme().muted)
+    for row, value in enumerate(values):
+        axes.text(value + 0.01, row, f"{value:.1%}", va="center", fontsize=9, color=current_theme().muted)
     axes.set_xlim(0, 1.12)
     axes.set_xticks([])
     axes.tick_params(length=0)
@@ -109,7 +123,7 @@ def draw_head(part: SubFigure, scores: Sequence[tuple[str, float]], pool: str) -
 
 
 def patch_tiles(walk: Walkthrough) -> np.ndarray:
-    """The patches as pictures (N, h, w, 3), row by row, 0 to 1."""
+    """Returns the patches as RGB tiles (N, h, w, 3) from 0 to 1, row by row."""
     (h, w), pixels = walk.grid, walk.pixels.astype(np.float32) / 255
     if view.shape[-1] == 1:
         view = np.repeat(view, 3, axis=-1)
@@ -117,5 +131,6 @@ def patch_tiles(walk: Walkthrough) -> np.ndarray:
     return view.reshape(h, height, w, width, 3).transpose(0, 2, 1, 3, 4).reshape(-1, height, width, 3)
 
 
-def to_image(view: np.ndarray) -> Image.Image:
-    return Image.fromarray(view[..., 0] if view.shape[-1] == 1 else view)
+def to_image(pixels: np.ndarray) -> Image.Image:
+    """Converts uint8 pixels (H, W, C) to a Pillow image."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
