@@ -51,7 +51,7 @@ def read_out(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
 def head_attention(model: ViT, images: Tensor) -> Tensor:
     """Returns the attention of each layer and head to the patches: (B, L, H, h, w).
 
-    An attention pool is one more layer. In a model with an attention pool, the blocks' maps are the mean over the patches.
+    An attention pool is one more layer; the blocks of such a model show the mean over the patches.
     """
     require_blocks(model)
     rows: list[Tensor] = []

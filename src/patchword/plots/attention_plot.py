@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ..core.text import escape_unprintable
-from .current_theme import MAP, bare, mosaic, new_figure, show, stretched, current_theme
+from .theme import COLORMAP, current_theme, hide_axes, mosaic, new_figure, scale_tiles, show_image
 
 MAX_THUMBNAIL_SIDE = 420  # pixels of the longer side of an image in a figure
 MAX_HEIGHT = 15.0  # inches
@@ -24,7 +24,7 @@ def plot_methods(
     panels = figure.subplots(len(images), len(columns), squeeze=False, height_ratios=[h + 0.1 for h in heights])
     for row, title in enumerate(titles):
         for column, (name, column_images) in enumerate(columns.items()):
-            axes = bare(panels[row, column], (name if row == 0 else "") if column else "")
+            axes = hide_axes(panels[row, column], (name if row == 0 else "") if column else "")
             axes.imshow(make_thumbnail(column_images[row]))
         panels[row, 0].set_title(shorten_label(title, 22), fontsize=9, color=current_theme().muted)
     return figure
@@ -35,9 +35,9 @@ def plot_classes(image: Image.Image, scores: Sequence[tuple[str, float]], overla
     height = min(1.4, image.height / image.width)
     figure = new_figure(2.6 * (1 + len(overlays)), 2.55 * height + 0.5)
     panels = figure.subplots(1, 1 + len(overlays))
-    bare(panels[0], "image", 10).imshow(make_thumbnail(picture))
-    for axes, (label, share), image in zip(panels[1:], scores, overlays, strict=True):
-        bare(axes, f"why {shorten_label(label)}?\n{probability:.1%}", 10).imshow(make_thumbnail(overlay))
+    hide_axes(panels[0], "image", 10).imshow(make_thumbnail(image))
+    for axes, (label, probability), overlay in zip(panels[1:], scores, overlays, strict=True):
+        hide_axes(axes, f"why {shorten_label(label)}?\n{probability:.1%}", 10).imshow(make_thumbnail(overlay))
     return figure
 
 
@@ -49,12 +49,12 @@ def plot_heads(maps: np.ndarray, names: Sequence[str]) -> Figure:
     ticks = {"layer": list(names), "head": [str(i + 1) for i in range(heads)]}
     columns, rows = len(ticks[across]), len(ticks[down])
     tiles = maps.swapaxes(0, 1) if across == "layer" else maps
-    tile = mosaic(stretched(tiles.reshape(-1, h, w)), columns, gap)
+    tile = mosaic(scale_tiles(tiles.reshape(-1, h, w)), columns, gap)
     ratio = tile.shape[0] / tile.shape[1]
     width = min(10.0, max(3.0, 1.1 * columns * w / max(h, w)), MAX_HEIGHT / ratio)
     figure = new_figure(max(2.5, width + 0.8), width * ratio + 0.6)
     axes = figure.subplots()
-    show(axes, tile, cmap=MAP)
+    show_image(axes, tile, cmap=COLORMAP)
     axes.set_yticks([i * (h + gap) + (h - 1) / 2 for i in range(rows)], ticks[down])
     axes.set_xticks([i * (w + gap) + (w - 1) / 2 for i in range(columns)], ticks[across])
     axes.set(xlabel=across, ylabel=down)

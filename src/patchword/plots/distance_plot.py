@@ -5,15 +5,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..inspection.attention_distance import AttentionDistance
-from .current_theme import new_figure, plotted, current_theme
+from .theme import current_theme, new_figure, style_axes
 
 
 def plot_attention_distance(result: AttentionDistance) -> Figure:
     """Plots distance and entropy side by side."""
     figure = new_figure(10, 4.0)
     left, right = figure.subplots(1, 2)
-    plotted(left, "Mean attention distance", "layer", "pixels")
-    plotted(right, "Attention entropy", "layer", "bits")
+    style_axes(left, "Mean attention distance", "layer", "pixels")
+    style_axes(right, "Attention entropy", "layer", "bits")
     plot_heads_and_mean(left, result.distance)
     plot_heads_and_mean(right, result.entropy)
     left.margins(y=0.12)

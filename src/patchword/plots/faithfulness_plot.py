@@ -5,15 +5,15 @@ from matplotlib.figure import Figure
 
 from ..inspection.explain import METHODS
 from ..inspection.faithfulness import RANDOM_ORDER, FaithfulnessCurves
-from .current_theme import new_figure, plotted, current_theme
+from .theme import current_theme, new_figure, style_axes
 
 
 def plot_faithfulness(curves: dict[str, FaithfulnessCurves]) -> Figure:
     """Plots the mean curves over the images."""
     figure = new_figure(10, 4.0)
     panels = figure.subplots(1, 2, sharey=True)
-    plotted(panels[0], "Deletion: lower is better", "fraction of the image removed", "probability of the class")
-    plotted(panels[1], "Insertion: higher is better", "fraction of the image shown", "")
+    style_axes(panels[0], "Deletion: lower is better", "fraction of the image removed", "probability of the class")
+    style_axes(panels[1], "Insertion: higher is better", "fraction of the image shown", "")
     colors = dict(zip(METHODS, current_theme().series, strict=True)) | {
         RANDOM_ORDER: current_theme().muted
     }  # the same in every report

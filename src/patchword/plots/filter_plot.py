@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..inspection.filters import Filters
-from .theme import COLORMAP, hide_axes, mosaic, new_figure, show_image, scale_tiles
+from .theme import COLORMAP, hide_axes, mosaic, new_figure, scale_tiles, show_image
 
 MAX_FILTERS = 768
 MAX_POSITIONS = 14  # maps along a side; larger grids are subsampled

@@ -9,8 +9,8 @@ from PIL import Image
 
 from ..config import ViTConfig
 from ..inspection.walkthrough import Walkthrough
-from .attention_plot import shorten_label, make_thumbnail
-from .current_theme import MAP, bare, mosaic, new_figure, show, current_theme
+from .attention_plot import make_thumbnail, shorten_label
+from .theme import COLORMAP, current_theme, hide_axes, mosaic, new_figure, show_image
 
 MAX_PATCHES, MAX_DIMENSIONS, MAX_BLOCKS = 14, 96, 12
 
@@ -45,8 +45,8 @@ def draw_patches(part: SubFigure, walk: Walkthrough) -> None:
     (h, w), (height, width) = walk.grid, walk.pixels.shape[:2]
     set_heading(part, f"1  The image, {height} x {width} pixels, is split into {h} x {w} = {h * w} patches")
     left, right = part.subplots(1, 2)
-    bare(left).imshow(make_thumbnail(to_image(walk.pixels)))
-    show(bare(right), mosaic(patch_tiles(walk), w, gap=max(1, height // h // 5)))
+    hide_axes(left).imshow(make_thumbnail(to_image(walk.pixels)))
+    show_image(hide_axes(right), mosaic(patch_tiles(walk), w, gap=max(1, height // h // 5)))
 
 
 def draw_sequence(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
@@ -55,9 +55,9 @@ def draw_sequence(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
     change = "each is flattened to" if not stem else "after the convolutional stem, each has"
     set_heading(part, f"2  The patches become a sequence, row by row; {change} {walk.patch_dim} values")
     tiles = patch_tiles(walk)[:MAX_PATCHES]
-    axes = bare(part.subplots())
+    axes = hide_axes(part.subplots())
     size = tiles.shape[2]
-    show(axes, mosaic(tiles, len(tiles), gap=max(1, size // 4)))
+    show_image(axes, mosaic(tiles, len(tiles), gap=max(1, size // 4)))
     if h * w > len(tiles):
         note = f"  ... and {h * w - len(tiles)} more"
         axes.text(1.0, 0.5, note, transform=axes.transAxes, va="center", color=current_theme().muted)
@@ -100,10 +100,10 @@ def draw_blocks(part: SubFigure, walk: Walkthrough, attending: str, pattern: str
     chosen = np.unique(np.linspace(0, depth - 1, min(depth, MAX_BLOCKS)).round().astype(int))
     panels = part.subplots(2, len(chosen), squeeze=False)
     for column, block in enumerate(chosen):
-        bare(panels[0, column], f"block {block + 1}", 9).imshow(
-            walk.attention[block], cmap=MAP, interpolation="nearest"
+        hide_axes(panels[0, column], f"block {block + 1}", 9).imshow(
+            walk.attention[block], cmap=COLORMAP, interpolation="nearest"
         )
-        bare(panels[1, column]).imshow(walk.colors[block], interpolation="nearest")
+        hide_axes(panels[1, column]).imshow(walk.colors[block], interpolation="nearest")
 
 
 def draw_head(part: SubFigure, scores: Sequence[tuple[str, float]], pool: str) -> None:
@@ -125,10 +125,10 @@ def draw_head(part: SubFigure, scores: Sequence[tuple[str, float]], pool: str) -
 def patch_tiles(walk: Walkthrough) -> np.ndarray:
     """Returns the patches as RGB tiles (N, h, w, 3) from 0 to 1, row by row."""
     (h, w), pixels = walk.grid, walk.pixels.astype(np.float32) / 255
-    if view.shape[-1] == 1:
-        view = np.repeat(view, 3, axis=-1)
-    height, width = view.shape[0] // h, view.shape[1] // w
-    return view.reshape(h, height, w, width, 3).transpose(0, 2, 1, 3, 4).reshape(-1, height, width, 3)
+    if pixels.shape[-1] == 1:
+        pixels = np.repeat(pixels, 3, axis=-1)
+    height, width = pixels.shape[0] // h, pixels.shape[1] // w
+    return pixels.reshape(h, height, w, width, 3).transpose(0, 2, 1, 3, 4).reshape(-1, height, width, 3)
 
 
 def to_image(pixels: np.ndarray) -> Image.Image:

@@ -54,11 +54,11 @@ def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tupl
 
 def bench_figure(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> "Figure":
     """A point for each engine and batch size."""
-    from ..plots.current_theme import new_figure, plotted, current_theme
+    from ..plots.theme import new_figure, style_axes, current_theme
 
     figure = new_figure(7.6, 4.6)
     y = "accuracy" if accuracy else "images with the same class as PyTorch fp32"
-    axes = plotted(
+    axes = style_axes(
         figure.subplots(), "Speed and accuracy" if accuracy else "Speed and agreement", "images per second", y
     )
     colors = current_theme().series

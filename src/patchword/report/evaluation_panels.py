@@ -39,18 +39,18 @@ def make_reliability_panel(confidences: np.ndarray, right: np.ndarray, error: fl
 
 
 def reliability_figure(bins: "list[Bin]") -> "Figure":
-    from ..plots.current_theme import new_figure, plotted, current_theme
+    from ..plots.theme import new_figure, style_axes, current_theme
 
     figure = new_figure(6.4, 5.6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    plotted(top, "Reliability diagram", "", "accuracy")
+    style_axes(top, "Reliability diagram", "", "accuracy")
     top.plot([0, 1], [0, 1], color=current_theme().muted, linewidth=1, linestyle="--")
     confidence, accuracy, count = (np.array([getattr(b, n) for b in bins]) for n in ("confidence", "accuracy", "count"))
     reach = 1.96 * np.sqrt(np.maximum(accuracy * (1 - accuracy), 0.25 / np.maximum(count, 1)) / count)
     bounds = np.stack([np.minimum(reach, accuracy), np.minimum(reach, 1 - accuracy)])
     top.errorbar(confidence, accuracy, yerr=bounds, color=current_theme().series[0], marker="o", capsize=3, linestyle="none")
     top.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
-    plotted(bottom, "", "confidence", "images")
+    style_axes(bottom, "", "confidence", "images")
     bottom.yaxis.get_major_locator().set_params(integer=True)
     bottom.bar(confidence, count, width=0.03, color=current_theme().series[0], alpha=0.6)
     return figure
@@ -72,10 +72,10 @@ def make_robustness_panel(found: Robustness) -> Panel:
 
 
 def robustness_figure(found: Robustness) -> "Figure":
-    from ..plots.current_theme import new_figure, plotted, current_theme
+    from ..plots.theme import new_figure, style_axes, current_theme
 
     figure = new_figure(7.2, 4.4)
-    axes = plotted(figure.subplots(), "Accuracy by corruption family", "severity", "accuracy")
+    axes = style_axes(figure.subplots(), "Accuracy by corruption family", "severity", "accuracy")
     for colour, (name, values) in zip(current_theme().series, found.families().items(), strict=False):
         axes.plot((0, *SEVERITIES), (found.clean, *values), color=colour, marker="o", linewidth=1.8, label=name)
     axes.set(ylim=(0, 1.02), xticks=(0, *SEVERITIES))

@@ -30,7 +30,7 @@ from ..inspection.token_analysis import outlier_fraction, patch_colors, patch_si
 from ..inspection.walkthrough import trace_walkthrough
 from ..models import ViT
 from ..models.resnet import ResNetBase
-from ..plots.overlay_heatmap import overlay_heatmap
+from ..plots.overlay import overlay_heatmap
 from ..plots.panel import Panel
 
 # Names of all panels, in the order of the report.
@@ -53,7 +53,7 @@ class Subject:
     """A model and images, with what several panels need computed once."""
 
     classifier: Classifier
-    batch: Pictures
+    batch: ImageBatch
     label: int | None = None  # the class to explain; None: the most probable one of each image
     original: Checkpoint | None = None  # the same weights before they were adapted to another image size
 

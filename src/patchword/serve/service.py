@@ -7,21 +7,23 @@ import math
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from PIL import Image
 from starlette.requests import Request
 
 from ..checkpoints import Checkpoint
 from ..config import ViTConfig
-from ..data.images import load_image
 from ..data.preprocess import Preprocess
 from ..engines.engine import PreparedEngine
 from ..errors import ImageError
+from ..inference.decode import decode
+from ..inference.predictions import class_labels, top_predictions
 from ..inspection.explain import CLASS_METHODS, Method, methods_for
-from ..plots.overlay_heatmap import overlay_heatmap, scale_to_unit
+from ..plots.overlay import overlay_heatmap, scale_to_unit
 from .batcher import Batcher
 from .limits import Limits
 from .middleware import ClientDisconnected
@@ -38,7 +40,7 @@ MAX_OVERLAY_PIXELS = 2_000_000  # pixels of a picture with its map; larger ones 
 
 
 @dataclass(frozen=True)
-class DecodedImage:
+class DecodedUpload:
     """One upload: what the model sees of it, where on the picture that is, and the picture, if a map is to be drawn."""
 
     pixels: np.ndarray
@@ -55,7 +57,7 @@ class Service:
         assert checkpoint.preprocess is not None
         self.checkpoint, self.limits, self.meters, self.engine = checkpoint, limits, meters, engine.name
         self.preprocess: Preprocess = checkpoint.preprocess
-        self.labels = checkpoint.labels or tuple(str(i) for i in range(checkpoint.config.num_classes))
+        self.labels = class_labels(checkpoint)
         self.worker = Worker(checkpoint, engine, num_threads, WORKER_TIMEOUT_FACTOR * limits.answering, meters.restarted)
         self.decoders = ThreadPoolExecutor(NUM_DECODERS, thread_name_prefix="decode")
         self.decoding = asyncio.Semaphore(NUM_DECODERS)
@@ -88,21 +90,19 @@ class Service:
         future.add_done_callback(lambda _: self.decoding.release())  # not here: this may be cancelled, even twice
         return await asyncio.shield(future)
 
-    def decode(self, upload: Upload, whole: bool) -> DecodedImage | ImageError:
+    def decode(self, upload: Upload, whole: bool) -> DecodedUpload | ImageError:
         """The image, or why it cannot be read."""
-        min_size = None if whole else self.preprocess.resize_size
-        mode, most = self.preprocess.mode, self.limits.pixels
+        most = self.limits.pixels
         try:
-            picture = load_image(upload.data, mode=mode, min_size=min_size, max_pixels=most)
-            pixels = self.preprocess.resize_and_crop(picture)
+            decoded = decode(upload.data, self.preprocess, full=whole, max_pixels=most)
         except ImageError as error:
             if error.code == "image_too_large":  # its reason names an argument, which a client does not have
                 return ImageError(f"it has more pixels than the {most:,} allowed. Shrink it first.", code=error.code)
             return error
-        width, height = picture.size
+        width, height = decoded.image.size
         left, top, right, bottom = self.preprocess.crop_box(height, width)
         box = [round(v, 5) for v in (left / width, top / height, right / width, bottom / height)]
-        return DecodedImage(pixels, box, shrink_for_overlay(picture) if whole else None)
+        return DecodedUpload(decoded.pixels, box, shrink_for_overlay(decoded.image) if whole else None)
 
     async def each(self, files: list[Upload], work: Any, whole: bool = False) -> list[dict[str, Any]]:
         """`work(picture)` for every file, at the same time; a file that cannot be read has an error instead."""
@@ -121,12 +121,11 @@ class Service:
             return {"name": file.name, "error": picture.reason, "code": picture.code}
         return {"name": file.name, **await work(picture)}
 
-    async def predictions(self, picture: DecodedImage, top: int) -> list[dict[str, Any]]:
+    async def predictions(self, picture: DecodedUpload, top: int) -> list[dict[str, Any]]:
         shares = await self.batcher.ask(picture.pixels, "predict")
-        best = np.argsort(-shares, kind="stable")[:top]
-        return [{"label": self.labels[i], "index": int(i), "probability": float(shares[i])} for i in best]
+        return [asdict(score) for score in top_predictions(torch.from_numpy(shares), self.labels, top).scores]
 
-    async def explanation(self, picture: DecodedImage, label: int, method: Method) -> dict[str, Any]:
+    async def explanation(self, picture: DecodedUpload, label: int, method: Method) -> dict[str, Any]:
         """The map as numbers, where it lies on the picture, and the picture with the map over it."""
         heat = await self.batcher.ask(picture.pixels, "heat", label if method in CLASS_METHODS else 0, method)
         drawn = await self.in_thread(self.drawn, picture, heat)
@@ -135,13 +134,13 @@ class Service:
         about = {"label": self.labels[label] if asked else None, "index": label if asked else None, "method": method}
         return {**about, "map": values, "box": picture.box, "png": drawn}
 
-    def drawn(self, picture: DecodedImage, heat: np.ndarray) -> str:
+    def drawn(self, picture: DecodedUpload, heat: np.ndarray) -> str:
         assert picture.whole is not None
         file = io.BytesIO()
         overlay_heatmap(picture.whole, heat, self.preprocess).save(file, "PNG")
         return base64.b64encode(file.getvalue()).decode()
 
-    async def attention(self, picture: DecodedImage, layer: int, head: int | None) -> dict[str, Any]:
+    async def attention(self, picture: DecodedUpload, layer: int, head: int | None) -> dict[str, Any]:
         config = self.checkpoint.config
         assert isinstance(config, ViTConfig)
         rows, columns = config.grid

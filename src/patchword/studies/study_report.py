@@ -106,7 +106,7 @@ def study_figure(study: Study, means: list[dict[str, Any]]) -> "Figure":
 
 
 def draw_lines(axes: "Axes", study: Study, series: dict[str, list[dict[str, Any]]]) -> None:
-    from ..plots.current_theme import current_theme
+    from ..plots.theme import current_theme
 
     for colour, (name, mine) in zip(current_theme().series, series.items(), strict=False):
         places = [each["tflop"] if study.by_cost else each["x"] for each in mine]
@@ -121,7 +121,7 @@ def draw_lines(axes: "Axes", study: Study, series: dict[str, list[dict[str, Any]
 
 
 def draw_bars(axes: "Axes", series: dict[str, list[dict[str, Any]]]) -> None:
-    from ..plots.current_theme import current_theme
+    from ..plots.theme import current_theme
 
     names = list(dict.fromkeys(each["x"] for mine in series.values() for each in mine))
     width = 0.8 / max(1, len(series))
