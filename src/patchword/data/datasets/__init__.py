@@ -1,1 +1,1 @@
-"""Named data sets: where they come from, how they are downloaded and unpacked."""
+"""Named datasets: where they come from, how they are downloaded and unpacked."""

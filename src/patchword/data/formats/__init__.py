@@ -1,1 +1,1 @@
-"""Data set formats: image folders, CSV lists, Parquet, tar shards, arrays, Hugging Face data sets."""
+"""Dataset formats: image folders, CSV lists, Parquet, tar shards, arrays, Hugging Face datasets."""

@@ -1,7 +1,7 @@
-"""Pictures and labels in the rows of Arrow tables, as Hugging Face and others write them.
+"""Images and labels in the rows of Arrow tables, as Hugging Face and others write them.
 
-Owns which columns are picture and label, and what a cell of either may hold. It does not know where rows come from:
-`data.parquet` and `data.hub_datasets` bring them. pyarrow is imported by those, only when they are used.
+Owns which columns hold image and label, and what their cells may contain. It does not know where rows come from:
+`formats.parquet` and `formats.hf_datasets` provide them, and import pyarrow only when they are used.
 """
 
 import json
@@ -14,30 +14,33 @@ import numpy as np
 from PIL import Image
 
 from ...errors import ConfigError, DataError, ImageError, how_to_install
-from ..class_labels import parse_labels, encode_labels, format_names
+from ..class_labels import encode_labels, format_names, parse_labels
 from ..images import Mode, load_image
 from ..sources import Source, decode_image
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# In order of preference, where several columns could be meant.
+# In order of preference, if several columns are candidates.
 IMAGE_COLUMNS = ("image", "img", "picture", "photo", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target")
 
 
 class Columns(NamedTuple):
+    """Names of the image and the label column, and the class names if labels are indices into them."""
+
     image: str
     label: str
-    names: tuple[str, ...] | None  # of the classes, where the label is an index into them
+    class_names: tuple[str, ...] | None
 
 
 class RowSource(Source):
-    """Rows, of which `cell` gives the picture's: bytes, or {"bytes", "path"}, or None.
+    """Rows of a table.
 
     Args:
-        title: what stands before the number of the row: the file or the part.
-        folder: where the data are, and what a path in a cell is relative to.
+        cell: returns the image cell of a row: bytes, a dict with "bytes" and "path", or None.
+        title: prefix of the row number in sample keys: the file or the split.
+        folder: location of the data; paths in cells are relative to it.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class RowSource(Source):
     def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
         try:
             value = self.cell(int(self.rows[index]))
-        except Exception as error:  # a damaged page of a file; pyarrow has no common base for what it raises
+        except Exception as error:  # a damaged page; pyarrow's errors have no common base class
             reason = f"the file is damaged ({error})."
             raise ImageError(reason, name=self.name(index), code="image_damaged") from error
         data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
@@ -72,17 +75,17 @@ class RowSource(Source):
 
 
 def find_columns(schema: "pa.Schema", what: str) -> Columns:
-    """The columns of picture and label, by what Hugging Face noted about them, else by type and name."""
+    """Find the image and label columns, by Hugging Face's feature metadata or else by type and name."""
     features = _features(schema)
-    image = _chosen("picture", IMAGE_COLUMNS, _image_columns(schema, features), schema, what)
+    image = _choose_column("image", IMAGE_COLUMNS, _image_columns(schema, features), schema, what)
     with_names = {column: names for column in schema.names if (names := _class_names(features.get(column)))}
     candidates = list(with_names) or [name for name in schema.names if name.lower() in LABEL_COLUMNS]
-    label = _chosen("label", LABEL_COLUMNS, candidates, schema, what)
+    label = _choose_column("label", LABEL_COLUMNS, candidates, schema, what)
     return Columns(image, label, with_names.get(label))
 
 
 def _features(schema: "pa.Schema") -> dict[str, Any]:
-    """What Hugging Face's datasets wrote into the file about its columns; nothing is as good as something wrong."""
+    """Read the feature metadata that the `datasets` library wrote; invalid metadata are ignored."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -91,15 +94,15 @@ def _features(schema: "pa.Schema") -> dict[str, Any]:
 
 
 def _image_columns(schema: "pa.Schema", features: dict[str, Any]) -> list[str]:
-    noted = [name for name, f in features.items() if isinstance(f, dict) and f.get("_type") == "Image"]
-    if found := [name for name in noted if name in schema.names]:
-        return found
+    declared = [name for name, f in features.items() if isinstance(f, dict) and f.get("_type") == "Image"]
+    if columns := [name for name in declared if name in schema.names]:
+        return columns
     # bytes, or a struct of bytes and path
     return [field.name for field in schema if re.match(r"(large_)?binary|struct<.*\bbytes: ", str(field.type))]
 
 
 def _class_names(feature: Any) -> tuple[str, ...] | None:
-    """The names of a ClassLabel, or of a list of ClassLabels."""
+    """Return the class names of a ClassLabel feature or a list of them."""
     if isinstance(feature, list):
         feature = {"feature": feature[0]} if feature else None
     if not isinstance(feature, dict):
@@ -109,36 +112,40 @@ def _class_names(feature: Any) -> tuple[str, ...] | None:
     return _class_names(feature.get("feature"))
 
 
-def _chosen(kind: str, preferred: Sequence[str], candidates: list[str], schema: "pa.Schema", what: str) -> str:
+def _choose_column(kind: str, preferred: Sequence[str], candidates: list[str], schema: "pa.Schema", what: str) -> str:
     if len(candidates) == 1:
         return candidates[0]
     lower = {name.lower(): name for name in candidates}
     for name in preferred:
         if name in lower:
             return lower[name]
-    found = f"several columns could be it: {format_names(candidates)}" if candidates else f"there are {format_names(schema.names)}"
-    raise DataError(f"{what} has no column that is clearly the {kind}; {found}. Call it {preferred[0]!r}.")
+    if candidates:
+        problem = f"several columns may contain the {kind}: {format_names(candidates)}"
+    else:
+        problem = f"no column contains the {kind}; the columns are {format_names(schema.names)}"
+    raise DataError(f"{what}: {problem}. Rename the right one to {preferred[0]!r}.")
 
 
 def row_labels(
-    values: Sequence[Any], names: tuple[str, ...] | None, multi_label: bool, title: str
+    values: Sequence[Any], class_names: tuple[str, ...] | None, multi_label: bool, title: str
 ) -> tuple[tuple[str, ...], np.ndarray] | None:
-    """Labels and targets of a column; None if no row has a label, as in the test parts of competitions."""
-    words = [parse_labels(value) for value in values]
-    if names is not None:
-        words = [_named(each, names, f"{title} row {row}") for row, each in enumerate(words)]
-    if not any(words):
+    """Encode a label column as (labels, targets); None if no row has a label, as in test sets of competitions."""
+    labels = [parse_labels(value) for value in values]
+    if class_names is not None:
+        labels = [_to_class_names(indices, class_names, f"{title} row {row}") for row, indices in enumerate(labels)]
+    if not any(labels):
         return None
-    return encode_labels(words, multi_label, lambda row: f"{title} row {row}", names)
+    return encode_labels(labels, multi_label, lambda row: f"{title} row {row}", class_names)
 
 
-def _named(words: tuple[str, ...], names: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Names instead of indices; -1 is how Hugging Face writes that there is none."""
-    if wrong := [word for word in words if word != "-1" and not (word.isdigit() and int(word) < len(names))]:
-        raise DataError(f"{where} has the label {wrong[0]}, but there are {len(names)} classes.")
-    return tuple(names[int(word)] for word in words if word != "-1")
+def _to_class_names(indices: tuple[str, ...], class_names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Convert class indices to names; Hugging Face writes -1 for a missing label."""
+    indices = tuple(index for index in indices if index != "-1")
+    if invalid := [index for index in indices if not (index.isdigit() and int(index) < len(class_names))]:
+        raise DataError(f"{where} has the label {invalid[0]}, but there are only {len(class_names)} classes.")
+    return tuple(class_names[int(index)] for index in indices)
 
 
 def missing_package(name: str, purpose: str) -> ConfigError:
-    """What to raise where an optional package cannot be imported."""
+    """Make the error for an optional package that cannot be imported."""
     return ConfigError(f"{purpose} needs the package {name}: {how_to_install('data')}")
