@@ -15,8 +15,8 @@ import torch
 from harness import shown, write_result
 
 from patchword.data.formats.image_folder import match_classes
-from patchword.evaluation.evaluate import labeled_images
 from patchword.inference.classifier import Classifier
+from patchword.inference.inputs import resolve_labeled_images
 from patchword.metrics.calibration import expected_calibration_error, fit_temperature
 from patchword.metrics.classification import ClassificationMetrics
 
@@ -37,10 +37,10 @@ def main() -> None:
     parser.add_argument("folder")
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
-    pictures = labeled_images(args.folder)
+    pictures = resolve_labeled_images(args.folder)
     labels = classifier.checkpoint.labels
     indices = match_classes(sorted({str(p.label) for p in pictures}), labels, classifier.checkpoint.config.num_classes)
-    rows = list(classifier.stream(p.picture for p in pictures))
+    rows = list(classifier.stream(p.image for p in pictures))
     assert all(isinstance(row, torch.Tensor) for row in rows), "every picture can be read"
     logits = np.stack([row.numpy() for row in rows])  # type: ignore[union-attr]
     targets = np.array([indices[str(p.label)] for p in pictures])

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=192, help="in each part of a round")
     args = parser.parse_args()
     classifiers = {engine: Classifier.load(args.model, engine) for engine in ("torch", "auto")}
-    print("auto:", classifiers["auto"].chosen)
+    print("auto:", classifiers["auto"].engine_description)
     files = list_images(args.folder)
     pixels = torch.stack([classifiers["torch"].pixels(file) for file in files[:BATCH_SIZE]])
     jobs = {"decoding alone": partial(decoding_alone, classifiers["torch"])}
@@ -81,7 +81,7 @@ def main() -> None:
     content: dict[str, Any] = {
         "model": Path(args.model).parent.name,
         "rounds": args.rounds,
-        "auto": classifiers["auto"].chosen,
+        "auto": classifiers["auto"].engine_description,
     }
     content |= {"images_per_second": medians, "ratio": {}, "evaluation": {}}
     for name, each in classifiers.items():

@@ -16,7 +16,8 @@ import torch
 from harness import shown, write_result
 
 from patchword.inference.classifier import Classifier
-from patchword.inference.inspection_images import gather
+from patchword.inference.image_batch import load_image_batch
+from patchword.inference.inputs import resolve_images, sample_evenly
 from patchword.inspection import explain, methods_for
 from patchword.inspection.faithfulness import RANDOM_ORDER, STEPS, deletion_insertion, random_maps
 
@@ -31,7 +32,7 @@ def main() -> None:
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
     methods, multi_label = methods_for(classifier.checkpoint.config), classifier.checkpoint.multi_label
-    pixels = gather(classifier, [args.folder], args.pictures).pixels
+    pixels = load_image_batch(classifier, sample_evenly(resolve_images([args.folder]), args.pictures)).pixels
     areas: dict[str, list[np.ndarray]] = {name: [] for name in (*methods, RANDOM_ORDER)}
     seconds = dict.fromkeys(methods, 0.0)
     for first in range(0, len(pixels), BATCH):

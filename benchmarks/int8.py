@@ -22,23 +22,23 @@ from patchword.data.formats.image_folder import match_classes
 from patchword.data.images import list_images
 from patchword.engines import open_engine
 from patchword.engines.engine import Engine
-from patchword.engines.exportable import Packed
-from patchword.engines.onnx import OnnxSession, make_onnx, quiet
-from patchword.engines.parity import answers, measure_parity
-from patchword.evaluation.evaluate import labeled_images
+from patchword.engines.exportable import ExportableModel
+from patchword.engines.onnx import OnnxSession, export_onnx, suppress_output
+from patchword.engines.parity import compute_logits, measure_parity
 from patchword.inference.classifier import Classifier
+from patchword.inference.inputs import resolve_labeled_images
 from patchword.models.token_merging import merge_schedule
 
 CALIBRATION, BATCH = 48, 16
 OURS = ("onnx", "onnx-int8", "onnx-merged", "onnx-static", "openvino", "openvino-int8")
 
 
-def theirs(packed: Packed) -> Engine:
+def theirs(packed: ExportableModel) -> Engine:
     """ONNX Runtime's own way, with its defaults."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        quantize_dynamic(make_onnx(packed), f"{folder}/int8.onnx", weight_type=QuantType.QInt8)
+    with tempfile.TemporaryDirectory() as folder, suppress_output():
+        quantize_dynamic(export_onnx(packed), f"{folder}/int8.onnx", weight_type=QuantType.QInt8)
         return OnnxSession(Path(f"{folder}/int8.onnx").read_bytes())
 
 
@@ -51,10 +51,10 @@ def main() -> None:
     args = parser.parse_args()
     classifier = Classifier.load(args.model)
     checkpoint = classifier.checkpoint
-    pictures = labeled_images(args.folder)
+    pictures = resolve_labeled_images(args.folder)
     named = match_classes(sorted({str(p.label) for p in pictures}), checkpoint.labels, checkpoint.config.num_classes)
     targets = torch.tensor([named[str(p.label)] for p in pictures])
-    pixels = torch.stack([classifier.pixels(p.picture) for p in pictures])
+    pixels = torch.stack([classifier.pixels(p.image) for p in pictures])
     files = list_images(Path(args.calibration))
     random.Random(0).shuffle(files)
     calibration = torch.stack([classifier.pixels(file) for file in files[:CALIBRATION]])
@@ -62,7 +62,7 @@ def main() -> None:
     assert isinstance(config, ViTConfig)
     engines: dict[str, Engine] = {
         "torch": open_engine("torch", checkpoint),
-        "quantize_dynamic": theirs(Packed(checkpoint)),
+        "quantize_dynamic": theirs(ExportableModel(checkpoint)),
         **{name: open_engine(name, checkpoint, calibration) for name in OURS},
         **{
             f"onnx-int8, {part:g} merged": open_engine(
@@ -71,15 +71,15 @@ def main() -> None:
             for part in args.merge
         },
     }
-    reference = answers(engines["torch"], pixels, BATCH)
+    reference = compute_logits(engines["torch"], pixels, BATCH)
     times = interleaved({name: lambda e=engine: e(pixels[:BATCH]) for name, engine in engines.items()}, 120.0)
     rows: list[dict[str, Any]] = []
     for name, engine in engines.items():
-        said = answers(engine, pixels, BATCH)
+        said = compute_logits(engine, pixels, BATCH)
         found = measure_parity(reference, said)
         speed = BATCH / statistics.median(times[name])
         top1 = float((said.argmax(dim=1) == targets).double().mean())
-        row = {"top1": top1, "same": found.same, "divergence": found.divergence, "pictures_per_second": speed}
+        row = {"top1": top1, "same": found.top1_agreement, "divergence": found.kl_divergence, "pictures_per_second": speed}
         row |= {f"times_{other}": median_ratio(times[other], times[name]) for other in ("torch", "onnx-int8")}
         rows.append({"engine": name, **row})
         print(f"{name:22} " + "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)

@@ -19,8 +19,9 @@ from harness import RESULTS, write_result
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.data.resolve import open_data
 from patchword.data.sources import Source
-from patchword.evaluation.evaluate import LabeledImage, evaluate
+from patchword.evaluation.evaluate import evaluate
 from patchword.inference.classifier import Classifier
+from patchword.inference.inputs import InputImage
 from patchword.metrics.calibration import fit_temperature
 from patchword.training.run_dir import read_config, read_split
 
@@ -34,12 +35,12 @@ def answers(checkpoint: Checkpoint, source: Source) -> np.ndarray:
 
 def figures(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
     pictures = [
-        LabeledImage(source.name(i), partial(source.read, i), source.labels[target])
+        InputImage(source.name(i), partial(source.read, i), source.labels[target])
         for i, target in enumerate(source.targets)
     ]
     found = evaluate(Classifier(checkpoint), pictures)
     kept = ("top1", "nll", "ece", "brier", "n")
-    return {**{name: found.figures[name] for name in kept}, "top1_interval": found.intervals["top1"]}
+    return {**{name: found.metrics[name] for name in kept}, "top1_interval": found.intervals["top1"]}
 
 
 def main() -> None:

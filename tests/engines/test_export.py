@@ -26,10 +26,10 @@ from patchword.engines.export import ExportOptions, write_export
 from patchword.engines.exportable import ExportableModel, resize_and_crop
 from patchword.engines.parity import sample_photos, sample_images
 from patchword.errors import ConfigError, ExportError
-from patchword.evaluation.evaluate import LabeledImage, labeled_images
-from patchword.evaluation.export_check import check_export, decoded
-from patchword.evaluation.tome_search import accuracy, choose_tome_ratio
+from patchword.evaluation.export_check import check_export
+from patchword.evaluation.tome_search import choose_tome_ratio, measure_accuracy
 from patchword.inference.classifier import Classifier
+from patchword.inference.inputs import InputImage, resolve_labeled_images
 from patchword.models.token_merging import merge_schedule
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -184,9 +184,9 @@ def test_several_labels_go_out_too(model: Path) -> None:
     checkpoint = dataclasses.replace(checkpoint_of(TINY), multi_label=True)
     classifier = Classifier(checkpoint)
     pictures = [
-        LabeledImage(
+        InputImage(
             str(k),
-            partial(decoded, picture),
+            picture,
             tuple(LABELS[i] for i in range(5) if classifier_says(classifier, picture)[i]),
         )
         for k, picture in enumerate(sample_photos(12))
@@ -211,7 +211,7 @@ def test_without_the_libraries_it_says_what_to_install(model: Path, monkeypatch:
 
 def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
     classifier = Classifier.load(model / "model")
-    pictures = labeled_images(model / "data")
+    pictures = resolve_labeled_images(model / "data")
     everything, nothing = choose_tome_ratio(classifier, pictures, 1.0), choose_tome_ratio(classifier, pictures, -0.01)
     assert everything == 0.5
     assert nothing == 0
@@ -219,7 +219,7 @@ def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
 
     def kept(part: float) -> float:
         engine = open_engine("torch", classifier.checkpoint, merge_counts=merge_schedule(classifier.checkpoint.config, part))
-        return accuracy(Classifier(classifier.checkpoint, engine), pictures, lambda: None)
+        return measure_accuracy(Classifier(classifier.checkpoint, engine), pictures)
 
     assert kept(some) >= 0.96 and (some == 0.5 or kept(some + 0.01) < 0.96), some
 

@@ -126,7 +126,8 @@ def train_and_predict(folder: Path) -> dict[str, Any]:
 
     import patchword as pw
     from helpers.runs import tiny
-    from patchword.inference.predict import predict_table
+    from patchword.inference.inputs import resolve_images
+    from patchword.inference.predict import write_prediction_table
     from patchword.training import train
 
     outcome = train(tiny(steps=3), folder / "run")
@@ -134,7 +135,7 @@ def train_and_predict(folder: Path) -> dict[str, Any]:
     image = folder / "image.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(image)
     classifier = pw.Classifier.load(str(folder / "run"))
-    predict_table(classifier, [image], 1, folder / "table.csv", lambda: None)
+    write_prediction_table(classifier, resolve_images([image]), 1, folder / "table.csv")
     return {"steps": outcome.steps, "rows": len((folder / "table.csv").read_text().splitlines())}
 
 

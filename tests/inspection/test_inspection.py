@@ -26,7 +26,8 @@ from patchword.data.preprocess import Preprocess
 from patchword.engines.capabilities import probe_capabilities
 from patchword.errors import ConfigError
 from patchword.inference.classifier import Classifier, find_class
-from patchword.inference.inspection_images import gather
+from patchword.inference.image_batch import load_image_batch
+from patchword.inference.inputs import resolve_images, sample_evenly
 from patchword.inspection import (
     attention_distance as distance,
 )
@@ -45,7 +46,7 @@ from patchword.models.attention import attention_weights
 from patchword.plots.attention_plot import plot_heads
 from patchword.plots.filter_plot import plot_pos_embed_similarity
 from patchword.plots.theme import mosaic
-from patchword.report.inspection_panels import NAMES, Subject, faithfulness_verdict
+from patchword.report.inspection_panels import NAMES, NUM_ORIGINALS, Subject, faithfulness_verdict
 from patchword.report.inspection_report import inspect
 
 
@@ -573,7 +574,7 @@ EVERYTHING = {**VITS, **NO_BLOCKS, **RESNETS}
 def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path) -> None:
     """Every exhibit is there, drawn, or absent with a sentence that says why."""
     classifier = Classifier(checkpoint_of(config))
-    found = inspect(Subject(classifier, gather(classifier, [str(photos)], 64)))
+    found = inspect(Subject(classifier, load_image_batch(classifier, resolve_images([photos]), NUM_ORIGINALS)))
     names = [each.name for each in found.panels]
     assert tuple(names) == NAMES
     absent = {each.name for each in found.panels if each.draw is None}
@@ -665,7 +666,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
 
 def test_real_weights_show_what_the_paper_saw(ti16: Path, imagenet: Path) -> None:
     classifier = Classifier.load(ti16)
-    pictures = gather(classifier, [str(imagenet)], 8)
+    pictures = load_image_batch(classifier, sample_evenly(resolve_images([imagenet]), 8))
     images = classifier.preprocess.normalize(pictures.pixels)
     assert isinstance(classifier.model, ViT)
     reach = inspection.measure_attention_distance(classifier.model, [images])

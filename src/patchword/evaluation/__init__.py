@@ -1,1 +1,1 @@
-"""How good a model is: accuracy with intervals, robustness, probes of frozen features, checks of exported files."""
+"""Evaluation of models: metrics with intervals, robustness, probes of frozen features, checks of exported files."""

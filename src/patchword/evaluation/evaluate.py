@@ -1,131 +1,159 @@
-"""A classifier on labelled pictures: figures, how sure they are, and the files that could not be read."""
+"""Evaluate a classifier on labeled images: metrics with confidence intervals, and a comparison with another model."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..data.formats.image_folder import class_folders, match_classes
-from ..data.resolve import is_plain_folder, resolve_dataset
+from ..data.formats.image_folder import match_classes
 from ..errors import DataError, ImageError
-from ..inference.classifier import BATCH_SIZE, Classifier, ImageInput
-from ..metrics.classification import ClassificationMetrics
-from ..metrics.intervals import Comparison, compare
+from ..inference.classifier import BATCH_SIZE, Classifier
+from ..inference.inputs import InputImage, UnreadableImage, resolve_labeled_images
+from ..metrics.classification import ClassificationMetrics, Intervals, Metrics, PredictionRow
+from ..metrics.intervals import Comparison, compare_paired
 from ..metrics.multilabel import MultiLabelMetrics
-
-PARTS = ("test", "val", "train")  # of a data set, that part is measured which comes first here
-
-
-@dataclass(frozen=True)
-class LabeledImage:
-    """A picture, not yet read, and the name of its class; or those of all its labels, if there may be several."""
-
-    name: str
-    picture: ImageInput
-    label: str | tuple[str, ...]
-    part: str = ""  # of the data set that it is from
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return (self.label,) if isinstance(self.label, str) else self.label
+from ..metrics.per_class import ClassRows
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `patchword evaluate` found."""
+    """The result of `evaluate`.
 
-    # top1, top5, balanced_accuracy, macro_f1, nll, brier, ece, ece_adaptive, n; with several labels map, f1, nll, n
-    figures: dict[str, float | int]
-    intervals: dict[str, tuple[float, float]]  # of each figure, 95 %
-    per_class: list[dict[str, Any]]  # label, index, n, top1 (which is recall), precision, f1; with several labels ap
-    skipped: list[tuple[str, str]]  # name and reason
+    Attributes:
+        metrics: top1, top5, balanced_accuracy, macro_f1, nll, brier, ece, ece_adaptive and n; of multi-label models
+            map, f1, nll and n.
+        intervals: the 95% confidence interval of each metric except n.
+        per_class: a row for each class that occurs.
+        predictions: a row for each image that could be read.
+        skipped: images that could not be read.
+        images_per_second: throughput, decoding included.
+        accumulated: the targets, predictions and losses behind the metrics.
+        split: of the dataset that the images are from; "" for a folder.
+        comparison: with the model given as `compare_to`.
+    """
+
+    metrics: Metrics
+    intervals: Intervals
+    per_class: ClassRows
+    predictions: list[PredictionRow]
+    skipped: list[UnreadableImage]
     images_per_second: float
-    rows: list[dict[str, Any]]  # name, true, predicted, probability and loss of each picture
-    tally: ClassificationMetrics | MultiLabelMetrics
+    accumulated: ClassificationMetrics | MultiLabelMetrics
+    split: str = ""
     comparison: Comparison | None = None
 
     def to_json(self) -> dict[str, Any]:
-        said: dict[str, Any] = {**self.figures, "intervals": self.intervals, "skipped": len(self.skipped)}
-        said |= {"images_per_second": self.images_per_second, "per_class": self.per_class}
-        said["errors"] = [{"path": path, "error": reason} for path, reason in self.skipped]
+        """The document that `patchword evaluate --json` prints."""
+        document: dict[str, Any] = {**self.metrics, "intervals": self.intervals, "split": self.split}
+        document |= {"images_per_second": self.images_per_second, "per_class": self.per_class}
+        document["skipped"] = len(self.skipped)
+        document["errors"] = [{"path": path, "error": reason} for path, reason in self.skipped]
         if self.comparison is not None:
-            said["comparison"] = {**vars(self.comparison), "verdict": self.comparison.verdict()}
-        return said
+            document["comparison"] = {**vars(self.comparison), "verdict": self.comparison.verdict()}
+        return document
 
 
-def labeled_images(data: str | Path, multi_label: bool = False) -> list[LabeledImage]:
-    """The pictures of a folder of class folders, or of any data set: its test part, or else validation, training.
+@dataclass(frozen=True)
+class ClassifierRun:
+    """The outputs of a classifier on labeled images."""
 
-    Args:
-        several: a picture may have several labels
-    """
-    folder = Path(data).expanduser()
-    if folder.is_dir() and is_plain_folder(folder):
-        return [LabeledImage(str(file), file, name) for file, name in class_folders(folder)]
-    parts = resolve_dataset(str(data), multi_label).parts
-    name = next((name for name in PARTS if name in parts), None)
-    if name is None or not len(parts[name]):
-        raise DataError(f"{data} has no pictures.")
-    part = parts[name]
-    labels: list[Any] = [part.labels[target] for target in part.targets] if not part.multi_label else [
-        tuple(part.labels[k] for k in row.nonzero()[0]) for row in part.targets
-    ]  # fmt: skip
-    return [LabeledImage(part.name(i), partial(part.read, i), label, name) for i, label in enumerate(labels)]
+    accumulated: ClassificationMetrics | MultiLabelMetrics
+    names: list[str]  # of the images that could be read
+    skipped: list[UnreadableImage]
 
 
 def evaluate(
     classifier: Classifier,
-    data: str | Path | Sequence[LabeledImage],
+    data: str | Path | Sequence[InputImage],
     *,
-    against: Classifier | None = None,
+    compare_to: Classifier | None = None,
     batch_size: int = BATCH_SIZE,
     on_progress: Callable[[], object] = lambda: None,
 ) -> Evaluation:
-    """Classes may be named by label, ImageNet WordNet id, or index. `against` is measured on the same pictures."""
-    pictures = labeled_images(data, classifier.checkpoint.multi_label) if isinstance(data, str | Path) else data
-    if against is not None and (classifier.checkpoint.multi_label or against.checkpoint.multi_label):
-        raise DataError("Only models that give one class for each picture can be compared.")
+    """Measure a classifier.
+
+    Args:
+        classifier: the model to evaluate.
+        data: a folder with one folder per class, a dataset reference, or labeled images. Classes are matched by
+            label, ImageNet WordNet id or index.
+        compare_to: another model, which is evaluated on the same images and compared by a paired test.
+        batch_size: images in a batch on each core.
+        on_progress: called after each image.
+    """
+    if compare_to is not None and (classifier.checkpoint.multi_label or compare_to.checkpoint.multi_label):
+        raise DataError("Only single-label models can be compared.", code="unsupported_by_model")
+    multi_label = classifier.checkpoint.multi_label
+    images = resolve_labeled_images(data, multi_label) if isinstance(data, str | Path) else data
     start = time.perf_counter()
-    tally, read, skipped = graded(classifier, pictures, batch_size, on_progress)
+    run = run_classifier(classifier, images, batch_size, on_progress)
     seconds = time.perf_counter() - start
     comparison = None
-    if against is not None:
-        other, others, _ = graded(against, pictures, batch_size, on_progress)
-        assert isinstance(tally, ClassificationMetrics)
-        assert isinstance(other, ClassificationMetrics)
-        both = set(read) & set(others)  # a picture may be readable for one of them only
-        rows = [np.array([name in both for name in names]) for names in (others, read)]
-        comparison = compare(other.right[rows[0]], tally.right[rows[1]])
-    figures, intervals = tally.detailed(classifier.checkpoint.config.num_classes)
-    per_class, said = tally.per_class(classifier.labels), tally.rows(read, classifier.labels)
-    return Evaluation(figures, intervals, per_class, skipped, len(pictures) / seconds, said, tally, comparison)
+    if compare_to is not None:
+        comparison = compare_runs(run_classifier(compare_to, images, batch_size, on_progress), run)
+    metrics, intervals = run.accumulated.compute_with_intervals(classifier.checkpoint.config.num_classes)
+    return Evaluation(
+        metrics,
+        intervals,
+        per_class=run.accumulated.class_rows(classifier.labels),
+        predictions=run.accumulated.prediction_rows(run.names, classifier.labels),
+        skipped=run.skipped,
+        images_per_second=len(images) / seconds,
+        accumulated=run.accumulated,
+        split=images[0].split,
+        comparison=comparison,
+    )
 
 
-def graded(
-    classifier: Classifier, pictures: Sequence[LabeledImage], batch_size: int, on_progress: Callable[[], object]
-) -> tuple[ClassificationMetrics | MultiLabelMetrics, list[str], list[tuple[str, str]]]:
-    """What the classifier said; the names of the pictures that could be read, and which could not be, and why."""
-    names = sorted({label for each in pictures for label in each.labels})
-    config = classifier.checkpoint.config
-    indices = match_classes(names, classifier.checkpoint.labels, config.num_classes)
+def run_classifier(
+    classifier: Classifier,
+    images: Sequence[InputImage],
+    batch_size: int = BATCH_SIZE,
+    on_progress: Callable[[], object] = lambda: None,
+) -> ClassifierRun:
+    """Classify labeled images and accumulate the metrics; images that cannot be read are skipped."""
+    indices = class_indices(classifier, images)
     multi_label = classifier.checkpoint.multi_label
-    if not multi_label and any(not isinstance(each.label, str) for each in pictures):
-        raise DataError("These pictures may have several labels, but the model was trained to give one class to each.")
-    tally: ClassificationMetrics | MultiLabelMetrics = MultiLabelMetrics() if multi_label else ClassificationMetrics()
-    read: list[str] = []
-    skipped: list[tuple[str, str]] = []
-    results = classifier.stream((each.picture for each in pictures), batch_size)
-    for each, result in zip(pictures, results, strict=True):
-        if isinstance(result, ImageError):
-            skipped.append((each.name, str(result)))
+    if not multi_label and any(isinstance(image.label, tuple) for image in images):
+        raise DataError("The data are multi-label, but the model is single-label.", code="unsupported_by_model")
+    accumulated: ClassificationMetrics | MultiLabelMetrics
+    accumulated = MultiLabelMetrics() if multi_label else ClassificationMetrics()
+    names: list[str] = []
+    skipped: list[UnreadableImage] = []
+    outputs = classifier.stream((image.image for image in images), batch_size)
+    for image, output in zip(images, outputs, strict=True):
+        if isinstance(output, ImageError):
+            skipped.append(UnreadableImage(image.name, str(output)))
         else:
-            tally.add(result[None], [indices[label] for label in each.labels])
-            read.append(each.name)
+            accumulated.update(output[None], [indices[label] for label in image.labels])
+            names.append(image.name)
         on_progress()
-    if not read:
-        raise DataError(f"None of the {len(pictures)} pictures could be read. The first: {skipped[0][1]}")
-    return tally, read, skipped
+    if not names:
+        raise no_readable_image(skipped)
+    return ClassifierRun(accumulated, names, skipped)
+
+
+def class_indices(classifier: Classifier, images: Sequence[InputImage]) -> dict[str, int]:
+    """The model's class of every label of the images. Raises `DataError` if they do not fit the model."""
+    if not images:
+        raise DataError("No images were given.", code="no_image")
+    if any(image.label is None for image in images):
+        raise DataError("Labeled images are needed: a folder with one folder per class, or a dataset.")
+    names = sorted({label for image in images for label in image.labels})
+    return match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
+
+
+def no_readable_image(skipped: Sequence[UnreadableImage]) -> DataError:
+    """The error for a set of images of which none could be read."""
+    return DataError(f"None of the {len(skipped)} images could be read. The first: {skipped[0].reason}")
+
+
+def compare_runs(first: ClassifierRun, second: ClassifierRun) -> Comparison:
+    """A paired comparison on the images that both models could read."""
+    assert isinstance(first.accumulated, ClassificationMetrics)
+    assert isinstance(second.accumulated, ClassificationMetrics)
+    common = set(first.names) & set(second.names)
+    masks = [np.array([name in common for name in run.names]) for run in (first, second)]
+    return compare_paired(first.accumulated.correct[masks[0]], second.accumulated.correct[masks[1]])

@@ -1,151 +1,168 @@
-"""Proof that an exported file says what the model says, on real pictures; without it a file does not get its name."""
+"""Check that an exported file has the outputs of its model, on real images, before the file gets its name."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from ..data.images import Mode, load_image, to_mode
 from ..data.prefetch import prefetch
 from ..engines.engine import Engine
 from ..engines.export import ExportOptions
 from ..engines.parity import Parity, measure_parity, sample_photos
 from ..engines.timing import time_interleaved
 from ..errors import ExportError, ImageError
-from ..inference.classifier import BATCH_SIZE, Classifier, ImageInput
-from .evaluate import LabeledImage, evaluate
+from ..inference.classifier import BATCH_SIZE, Classifier
+from ..inference.decode import ImageInput, decode_image
+from ..inference.inputs import InputImage, sample_evenly
+from .evaluate import evaluate
 
-COMPARED = 64  # pictures whose probabilities are compared
-RESIZED = 0.01  # mean divergence that resizing in the graph may cause: it rounds a little differently
-SECONDS = 0.5  # for which each is timed
-ROUNDING = 1e-9  # so that 19 of 20 are 5 points less than all
-BATCH = 8
+NUM_COMPARED = 64  # images whose logits are compared
+MAX_RESIZE_DIVERGENCE = 0.01  # mean KL divergence: resizing in the graph rounds slightly differently
+TIMING_SECONDS = 0.5
+TIMING_BATCH_SIZE = 8
+TOLERANCE = 1e-9  # of accuracies: 1.0 - 0.95 is a loss of 5 points despite rounding
+
+
+class AccuracyCheck(TypedDict):
+    """Accuracy (multi-label: mean average precision) of the model and of the exported file."""
+
+    before: float
+    after: float
+    n: int
+    p_value: NotRequired[float]
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What a file was compared with, and what came of it."""
+    """How an exported file compares with its model in PyTorch fp32."""
 
     parity: Parity
-    speed_before: float  # pictures a second, of torch in fp32 ...
-    speed_after: float  # ... and of the file
-    accuracy: dict[str, Any] | None = None  # before, after, p_value, n; None: no labels were given
+    speed_before: float  # images per second of the model
+    speed_after: float  # and of the file
+    accuracy: AccuracyCheck | None = None  # None: no labeled images were given
 
     def to_json(self) -> dict[str, Any]:
+        """For the JSON file beside the export."""
         return asdict(self) | {"parity": self.parity.to_json()}
 
 
 def check_export(
     classifier: Classifier,
     engine: Engine,
-    wanted: ExportOptions,
-    pictures: Sequence[LabeledImage] = (),
+    options: ExportOptions,
+    images: Sequence[InputImage] = (),
     max_drop: float = 0.005,
     on_progress: Callable[[], object] = lambda: None,
 ) -> ExportCheck:
-    """Compares a file's engine with the classifier; raises `ExportError` if they do not agree well enough.
+    """Compare an exported file with its model.
 
     Args:
-        pictures: labelled ones; without them probabilities are compared on some photographs
-        max_drop: the accuracy that may be lost, as a part of 1
+        classifier: the model.
+        engine: the exported file.
+        options: what was exported.
+        images: labeled images, to compare accuracy; without them only logits are compared, on sample photos.
+        max_drop: the largest loss of accuracy that is accepted, as a fraction.
+        on_progress: called after each image of both evaluations.
+
+    Raises:
+        ExportError: the outputs differ too much.
     """
-    file = Exported(classifier, engine, wanted.whole)
-    found = compared(classifier, file, wanted, pictures)
+    exported = ExportedClassifier(classifier, engine, options.include_preprocessing)
+    parity = check_parity(classifier, exported, options, images)
     accuracy = None
-    if pictures:
-        accuracy = accuracies(classifier, file, pictures, on_progress)
-        if accuracy["before"] - accuracy["after"] > max_drop + ROUNDING:
+    if images:
+        accuracy = compare_accuracy(classifier, exported, images, on_progress)
+        if accuracy["before"] - accuracy["after"] > max_drop + TOLERANCE:
             points = 100 * (accuracy["before"] - accuracy["after"])
             raise ExportError(
-                f"The export would lose {points:.1f} points of accuracy ({accuracy['before']:.2%} to "
-                f"{accuracy['after']:.2%} of {accuracy['n']} pictures), more than --max-drop {100 * max_drop:g} "
-                "allows: nothing was written."
+                f"The export loses {points:.1f} points of accuracy ({accuracy['before']:.2%} to "
+                f"{accuracy['after']:.2%} on {accuracy['n']} images), more than --max-drop {100 * max_drop:g} allows. "
+                "Nothing was written."
             )
-    before, after = speeds(classifier, file)
-    return ExportCheck(found, before, after, accuracy)
+    before, after = measure_speed(classifier, exported)
+    return ExportCheck(parity, before, after, accuracy)
 
 
-def compared(
-    classifier: Classifier, file: "Exported", wanted: ExportOptions, pictures: Sequence[LabeledImage]
+def check_parity(
+    classifier: Classifier, exported: "ExportedClassifier", options: ExportOptions, images: Sequence[InputImage]
 ) -> Parity:
-    """Logits on a few pictures, decoded in full for both; an export in fp32 may differ by rounding only."""
-    rows = np.linspace(0, len(pictures) - 1, min(COMPARED, len(pictures))).astype(int)
-    chosen: list[ImageInput] = [partial(decoded, pictures[row].picture) for row in rows]
-    chosen = chosen or [partial(decoded, picture) for picture in sample_photos()]
-    answers = [list(each.stream(chosen)) for each in (classifier, file)]
-    both = [(a, b) for a, b in zip(*answers, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    if not both:
-        raise ExportError("None of the pictures to compare with could be read: nothing was written.")
-    first, second = (torch.stack(column) for column in zip(*both, strict=True))
+    """Compare the logits of a few images, decoded at full size for both. fp32 exports may differ by rounding only."""
+    inputs: Sequence[ImageInput] = [image.image for image in sample_evenly(images, NUM_COMPARED)] or sample_photos()
+    outputs = zip(*(each.stream(inputs, full=True) for each in (classifier, exported)), strict=True)
+    pairs = [(a, b) for a, b in outputs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    if not pairs:
+        raise ExportError("None of the images to compare with could be read. Nothing was written.")
+    logits, exported_logits = (torch.stack(column) for column in zip(*pairs, strict=True))
     multi_label = classifier.checkpoint.multi_label
-    if file.whole and not multi_label:  # probabilities came back, so logits are known up to a constant only
-        first = first.log_softmax(dim=1)
-    found = measure_parity(first, second, multi_label)
-    if wanted.exact:
-        good = found.faithful(exact=True)
-    else:  # int8 and merging are judged by accuracy
-        good = found.divergence < (float("inf") if wanted.int8 or any(wanted.merged) else RESIZED)
-    if not good:
+    if exported.include_preprocessing and not multi_label:
+        logits = logits.log_softmax(dim=1)  # the file returns probabilities: its logits are known up to a constant
+    parity = measure_parity(logits, exported_logits, multi_label)
+    if options.exact:
+        accepted = parity.within_tolerance(exact=True)
+    else:  # int8 and token merging are judged by accuracy
+        approximate = options.int8 or any(options.merge_counts)
+        accepted = parity.kl_divergence < (float("inf") if approximate else MAX_RESIZE_DIVERGENCE)
+    if not accepted:
         raise ExportError(
-            f"The exported file does not say what the model says: on {found.pictures} pictures a logit is off by "
-            f"{found.largest:.3g}, and the best class is the same for {found.same:.0%}. Nothing was written."
+            f"The outputs of the exported file differ from the model's: on {parity.num_images} images a logit differs "
+            f"by {parity.max_abs_diff:.3g}, and the top class agrees for {parity.top1_agreement:.0%}. "
+            "Nothing was written."
         )
-    return found
+    return parity
 
 
-def decoded(picture: ImageInput | Image.Image, mode: Mode, at_least: object = None) -> Image.Image:
-    """In full, whatever would be enough: an export that resizes by itself is given the whole picture, too."""
-    if isinstance(picture, Image.Image):
-        return to_mode(picture, mode)
-    return picture(mode=mode) if callable(picture) else load_image(picture, mode=mode)
-
-
-def accuracies(
-    classifier: Classifier, file: "Exported", pictures: Sequence[LabeledImage], on_progress: Callable[[], object]
-) -> dict[str, Any]:
-    """Before and after; with several labels it is the mean average precision."""
+def compare_accuracy(
+    classifier: Classifier,
+    exported: "ExportedClassifier",
+    images: Sequence[InputImage],
+    on_progress: Callable[[], object],
+) -> AccuracyCheck:
+    """Accuracy before and after the export; mean average precision of multi-label models."""
     if classifier.checkpoint.multi_label:
-        found = [evaluate(each, pictures, on_progress=on_progress).figures for each in (classifier, file)]
-        return {"before": found[0]["map"], "after": found[1]["map"], "n": found[1]["n"]}
-    measured = evaluate(file, pictures, against=classifier, on_progress=on_progress)
-    both = measured.comparison
-    assert both is not None
-    return {"before": both.first, "after": both.second, "p_value": both.p_value, "n": measured.figures["n"]}
+        before, after = (evaluate(each, images, on_progress=on_progress).metrics for each in (classifier, exported))
+        return {"before": before["map"], "after": after["map"], "n": int(after["n"])}
+    result = evaluate(exported, images, compare_to=classifier, on_progress=on_progress)
+    assert result.comparison is not None
+    before, after = result.comparison.first, result.comparison.second
+    return {"before": before, "after": after, "p_value": result.comparison.p_value, "n": int(result.metrics["n"])}
 
 
-def speeds(classifier: Classifier, file: "Exported") -> tuple[float, float]:
-    """Pictures a second of both, in turns, on pictures of the size that the model takes."""
-    shape = (BATCH, *classifier.preprocess.size, classifier.preprocess.channels)
+def measure_speed(classifier: Classifier, exported: "ExportedClassifier") -> tuple[float, float]:
+    """Images per second of both, measured in turns, on images of the size that the model takes."""
+    shape = (TIMING_BATCH_SIZE, *classifier.preprocess.size, classifier.preprocess.channels)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
-    times = time_interleaved({"before": classifier.engine, "after": file.engine}, pixels, SECONDS)
-    return BATCH / statistics.median(times["before"]), BATCH / statistics.median(times["after"])
+    times = time_interleaved({"before": classifier.engine, "after": exported.engine}, pixels, TIMING_SECONDS)
+    return TIMING_BATCH_SIZE / statistics.median(times["before"]), TIMING_BATCH_SIZE / statistics.median(times["after"])
 
 
-class Exported(Classifier):
-    """An exported file in the place of the model, with the model's labels."""
+class ExportedClassifier(Classifier):
+    """An exported file in place of the model, with the model's preprocessing and labels."""
 
-    def __init__(self, classifier: Classifier, engine: Engine, whole: bool) -> None:
+    def __init__(self, classifier: Classifier, engine: Engine, include_preprocessing: bool) -> None:
+        """Args: include_preprocessing: the file resizes, crops and returns probabilities by itself."""
         self.__dict__.update(classifier.__dict__)
-        self.engine, self.whole = engine, whole
+        self.engine, self.include_preprocessing = engine, include_preprocessing
 
-    def stream(self, files: Iterable[ImageInput], batch_size: int = BATCH_SIZE) -> Iterator[Tensor | ImageError]:
-        if not self.whole:
-            return super().stream(files, batch_size)
-        return prefetch(self.answer, files, torch.get_num_threads())
+    def stream(
+        self, images: Iterable[ImageInput], batch_size: int = BATCH_SIZE, *, full: bool = False
+    ) -> Iterator[Tensor | ImageError]:
+        """As `Classifier.stream`; a file that resizes by itself gets whole images, one at a time."""
+        if not self.include_preprocessing:
+            return super().stream(images, batch_size, full=full)
+        return prefetch(self.run_whole_image, images, torch.get_num_threads())
 
-    def answer(self, file: ImageInput) -> Tensor | ImageError:
-        """The whole picture goes into the graph; probabilities come back as logits."""
-        mode = self.preprocess.mode
+    def run_whole_image(self, image: ImageInput) -> Tensor | ImageError:
+        """Logits, up to a constant, from the probabilities that the file returns."""
         try:
-            picture = decoded(file, mode)
+            decoded = decode_image(image, self.preprocess.mode)
         except ImageError as error:
             return error
-        pixels = torch.from_numpy(np.array(picture).reshape(1, picture.height, picture.width, -1))
-        said = self.engine(pixels)[0]
-        return said.double().logit(eps=1e-7).float() if self.checkpoint.multi_label else said.clamp(min=1e-12).log()
+        pixels = torch.from_numpy(np.array(decoded).reshape(1, decoded.height, decoded.width, -1))
+        probabilities = self.engine(pixels)[0]
+        if self.checkpoint.multi_label:
+            return probabilities.double().logit(eps=1e-7).float()
+        return probabilities.clamp(min=1e-12).log()

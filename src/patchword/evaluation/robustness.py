@@ -1,4 +1,4 @@
-"""What is left of a model's accuracy when pictures get worse."""
+"""Accuracy on corrupted images, after ImageNet-C (Hendrycks and Dietterich, 2019)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,73 +7,75 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..data.formats.image_folder import match_classes
 from ..data.prefetch import prefetch
 from ..errors import DataError, ImageError
-from ..inference.classifier import Classifier
-from .corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
-from .evaluate import LabeledImage
+from ..inference.classifier import BATCH_SIZE, Classifier
+from ..inference.inputs import InputImage, UnreadableImage
+from .corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupt
+from .evaluate import class_indices, no_readable_image
 
 
 @dataclass(frozen=True)
 class Robustness:
-    """Accuracies on the same pictures, clean and worse."""
+    """Accuracy on the same images, clean and corrupted."""
 
     clean: float
-    accuracy: dict[str, list[float]]  # of each corruption, at each severity
+    accuracy: dict[str, list[float]]  # of each corruption, by severity
     n: int
 
     @property
     def mean(self) -> float:
-        """Of all corruptions and severities."""
+        """Over all corruptions and severities."""
         return float(np.mean(list(self.accuracy.values())))
 
     def families(self) -> dict[str, list[float]]:
-        """The mean of each family, at each severity."""
-        named = {
-            family: [self.accuracy[each.__name__] for each in members if each.__name__ in self.accuracy]
+        """The mean of each family of corruptions, by severity."""
+        rows = {
+            family: [self.accuracy[corruption.__name__] for corruption in members if corruption.__name__ in self.accuracy]
             for family, members in FAMILIES.items()
         }
-        return {family: [float(v) for v in np.mean(rows, axis=0)] for family, rows in named.items()}
+        return {family: [float(v) for v in np.mean(values, axis=0)] for family, values in rows.items()}
 
     def to_json(self) -> dict[str, object]:
-        kept = self.mean / self.clean if self.clean else None
-        return {**vars(self), "mean": self.mean, "kept": kept, "families": self.families()}
+        """The key `corruptions` of the evaluation document. `retained` is the mean divided by the clean accuracy."""
+        retained = self.mean / self.clean if self.clean else None
+        return {**vars(self), "mean": self.mean, "retained": retained, "families": self.families()}
 
 
-def robustness(
-    classifier: Classifier, pictures: Sequence[LabeledImage], on_progress: Callable[[], object] = lambda: None
+def measure_robustness(
+    classifier: Classifier, images: Sequence[InputImage], on_progress: Callable[[], object] = lambda: None
 ) -> Robustness:
-    """Every picture is decoded once, and made worse where the model sees it: behind resizing and cropping."""
-    names = sorted({label for each in pictures for label in each.labels})
+    """Accuracy under every corruption. Each image is decoded once and corrupted after resizing and cropping."""
     if classifier.checkpoint.multi_label:
-        raise DataError("Corruptions are measured for models that give one class for each picture.")
-    indices = match_classes(names, classifier.checkpoint.labels, classifier.checkpoint.config.num_classes)
-    kinds = [name for name in CORRUPTIONS if classifier.preprocess.channels > 1 or name != "saturation"]
-    right, count = np.zeros((1 + len(kinds) * len(SEVERITIES)), dtype=np.int64), 0
-    work = partial(answers, classifier, kinds)
-    for each, said in zip(pictures, prefetch(work, enumerate(pictures), torch.get_num_threads()), strict=True):
+        raise DataError("Robustness is measured for single-label models only.", code="unsupported_by_model")
+    indices = class_indices(classifier, images)
+    names = [name for name in CORRUPTIONS if classifier.preprocess.channels > 1 or name != "saturation"]
+    correct, skipped = np.zeros(1 + len(names) * len(SEVERITIES), dtype=np.int64), []
+    work = partial(predict_corrupted, classifier, names)
+    for image, predicted in zip(images, prefetch(work, enumerate(images), torch.get_num_threads()), strict=True):
         on_progress()
-        if said is not None:
-            right += said == indices[each.labels[0]]
-            count += 1
+        if isinstance(predicted, ImageError):
+            skipped.append(UnreadableImage(image.name, str(predicted)))
+        else:
+            correct += predicted == indices[image.labels[0]]
+    count = len(images) - len(skipped)
     if not count:
-        raise DataError(f"None of the {len(pictures)} pictures could be read.")
-    table = (right[1:] / count).reshape(len(kinds), len(SEVERITIES))
-    rows = {name: [float(v) for v in row] for name, row in zip(kinds, table, strict=True)}
-    return Robustness(float(right[0] / count), rows, count)
+        raise no_readable_image(skipped)
+    table = (correct[1:] / count).reshape(len(names), len(SEVERITIES))
+    accuracy = {name: [float(v) for v in row] for name, row in zip(names, table, strict=True)}
+    return Robustness(float(correct[0] / count), accuracy, count)
 
 
-def answers(classifier: Classifier, kinds: Sequence[str], item: tuple[int, LabeledImage]) -> np.ndarray | None:
-    """The class said to the clean picture and to each worse one, in order; None if it cannot be read."""
-    seed, each = item
+def predict_corrupted(
+    classifier: Classifier, names: Sequence[str], item: tuple[int, InputImage]
+) -> np.ndarray | ImageError:
+    """The predicted class of the clean image and of each corrupted one; `item` is the image with its seed."""
+    seed, image = item
     try:
-        clean = classifier.pixels(each.picture).numpy()
-    except ImageError:
-        return None
-    worse = [corrupted(clean, name, severity, seed) for name in kinds for severity in SEVERITIES]
-    said = []
+        clean = classifier.pixels(image.image).numpy()
+    except ImageError as error:
+        return error
+    corrupted = [corrupt(clean, name, severity, seed) for name in names for severity in SEVERITIES]
     with torch.inference_mode():
-        for batch in torch.from_numpy(np.stack([clean, *worse])).split(16):
-            said.append(classifier.logits(batch).argmax(dim=1).numpy())
-    return np.concatenate(said)
+        batches = torch.from_numpy(np.stack([clean, *corrupted])).split(BATCH_SIZE)
+        return np.concatenate([classifier.logits(batch).argmax(dim=1).numpy() for batch in batches])

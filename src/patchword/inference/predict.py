@@ -1,67 +1,89 @@
-"""Many pictures classified: from paths on a command line to rows for a screen, a JSON document or a CSV file."""
+"""Classify many images: results for the screen, a JSON document or a CSV file."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from torch import Tensor
 
 from ..core.io import digest, weights_digest
-from ..data.images import list_images
-from ..errors import DataError, ImageError
+from ..errors import ImageError
 from .classifier import Classifier
-from .prediction_csv import Table
+from .decode import DecodedImage
+from .inputs import InputImage, UnreadableImage
+from .prediction_csv import ImageResult, PredictionTable, ScoreRow
+from .predictions import Prediction
 
-Row = dict[str, Any]  # {"path", "predictions": [{"label", "index", "probability"}]} or {"path", "error"}
-
-
-def find_files(paths: Sequence[str]) -> list[Path]:
-    """Files as they are, folders by what is in them."""
-    if not paths:
-        raise DataError("No picture was named. Give files or folders after the model.")
-    files: list[Path] = []
-    for path in map(Path, paths):
-        files += list_images(path) if path.is_dir() else [path]
-    return files
+# Called with each image that was classified, decoded at full size, e.g. to write an explanation of the prediction.
+OnPrediction = Callable[[InputImage, DecodedImage, Prediction], object]
 
 
-def predict_files(classifier: Classifier, files: Iterable[Path], top: int) -> Iterator[Row]:
-    files, again = itertools.tee(files)
-    for file, result in zip(again, classifier.stream(files), strict=True):
-        if isinstance(result, ImageError):
-            yield {"path": str(file), "error": str(result)}
-        else:
-            scores = classifier.prediction(result, top).scores
-            yield {"path": str(file), "predictions": [asdict(score) for score in scores]}
+def predict_images(
+    classifier: Classifier, images: Iterable[InputImage], top: int = 5, on_prediction: OnPrediction | None = None
+) -> Iterator[ImageResult]:
+    """The result of each image, in order: its top classes, or why it could not be read.
+
+    Every image is decoded and classified once. `on_prediction` gets exactly the prediction that is returned.
+    """
+    images, again = itertools.tee(images)
+    for image, output in zip(again, compute_outputs(classifier, images, keep=on_prediction is not None), strict=True):
+        if isinstance(output, ImageError):
+            yield {"path": image.name, "error": str(output)}
+            continue
+        decoded, logits = output
+        prediction = classifier.prediction(logits, top)
+        if on_prediction is not None:
+            assert decoded is not None
+            on_prediction(image, decoded, prediction)
+        yield {"path": image.name, "predictions": [ScoreRow(**asdict(score)) for score in prediction.scores]}
+
+
+def compute_outputs(
+    classifier: Classifier, images: Iterable[InputImage], keep: bool
+) -> Iterator[tuple[DecodedImage | None, Tensor] | ImageError]:
+    """Logits of each image, with the decoded image if `keep`."""
+    inputs = (image.image for image in images)
+    if keep:
+        yield from classifier.map_decoded(inputs, classifier.logits)
+        return
+    for output in classifier.stream(inputs):
+        yield output if isinstance(output, ImageError) else (None, output)
 
 
 @dataclass(frozen=True)
-class Written:
-    """What became of a table."""
+class WrittenTable:
+    """The outcome of `write_prediction_table`."""
 
-    already: int  # rows that an earlier process had written ...
-    already_unread: int  # ... of which so many hold an error
-    unread: list[tuple[str, str]]  # files that this process could not read, with reasons
+    num_resumed: int  # rows that an interrupted process had written ...
+    num_resumed_unreadable: int  # ... of which so many hold an error
+    unreadable: list[UnreadableImage]  # images that this process could not read
 
 
-def predict_table(
-    classifier: Classifier, files: Sequence[Path], top: int, path: Path, on_row: Callable[[], object]
-) -> Written:
-    """Classifies files into a CSV, going on where an earlier process stopped."""
-    unread: list[tuple[str, str]] = []
-    wanted = [str(file) for file in files]
-    with Table(path, min(top, len(classifier.labels)), fingerprint(classifier), wanted) as table:
-        written = Written(len(table.done), table.failed, unread)
-        for row in predict_files(classifier, (file for file in files if str(file) not in table.done), top):
-            table.write(row)
+def write_prediction_table(
+    classifier: Classifier,
+    images: Sequence[InputImage],
+    top: int,
+    path: Path,
+    on_row: Callable[[], object] = lambda: None,
+    on_prediction: OnPrediction | None = None,
+) -> WrittenTable:
+    """Classify images into a CSV file; resumes where an interrupted process stopped."""
+    unreadable: list[UnreadableImage] = []
+    names = [image.name for image in images]
+    with PredictionTable(path, min(top, len(classifier.labels)), fingerprint(classifier), names) as table:
+        written = WrittenTable(len(table.done), table.num_errors, unreadable)
+        rest = (image for image in images if image.name not in table.done)
+        for result in predict_images(classifier, rest, top, on_prediction):
+            table.write(result)
             on_row()
-            if "error" in row:
-                unread.append((row["path"], row["error"]))
+            if "error" in result:
+                unreadable.append(UnreadableImage(result["path"], result["error"]))
     return written
 
 
 def fingerprint(classifier: Classifier) -> str:
-    """Changes with anything that changes a prediction."""
+    """A digest of everything that a prediction depends on."""
     checkpoint = classifier.checkpoint
     model = (
         checkpoint.config,

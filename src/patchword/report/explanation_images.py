@@ -12,7 +12,7 @@ from ..inference.decode import DecodedImage
 from ..inference.inputs import InputImage
 from ..inference.predictions import Prediction
 from ..inspection.explain import Method, default_method, explain
-from ..plots.overlay import overlay
+from ..plots.overlay import overlay_heatmap
 from .figure_files import require_empty_dir
 
 
@@ -62,7 +62,7 @@ class ExplanationWriter:
         inputs = self.classifier.preprocess.normalize(torch.from_numpy(decoded.pixels)[None])
         maps = explain(self.classifier.model, inputs, torch.tensor([prediction.index]), self.method)
         with atomic_output(self.targets[image.name], overwrite=True) as file:
-            overlay(decoded.image, maps[0], self.classifier.preprocess).save(file, "PNG")
+            overlay_heatmap(decoded.image, maps[0], self.classifier.preprocess).save(file, "PNG")
         self.num_written += 1
 
 

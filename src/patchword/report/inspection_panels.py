@@ -64,14 +64,14 @@ class Subject:
     @cached_property
     def images(self) -> Tensor:
         """The images that are shown, normalized."""
-        return self.normalised(slice(0, len(self.batch.originals)))
+        return self.normalize(slice(0, len(self.batch.originals)))
 
-    def normalised(self, rows: slice) -> Tensor:
+    def normalize(self, rows: slice) -> Tensor:
         return self.classifier.preprocess.normalize(self.batch.pixels[rows])
 
     def batches(self) -> Iterator[Tensor]:
         for first in range(0, len(self.batch.pixels), BATCH_SIZE):
-            yield self.normalised(slice(first, first + BATCH_SIZE))
+            yield self.normalize(slice(first, first + BATCH_SIZE))
 
     def calibrated(self, images: Tensor) -> Tensor:
         """Logits divided by the temperature, as the classifier has them."""
@@ -282,7 +282,7 @@ def make_faithfulness_panel(subject: Subject) -> Panel:
     ranked = sorted(methods, key=lambda m: -gap(curves[m]))
     caption = faithfulness_verdict(curves, ranked, len(images), min(NUM_RANDOMIZED, len(images)))
     head = ("method", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RANDOMIZATION_STAGES))
-    rows = [faithfulness_row(each, curves[each], kept.get(each)) for each in (*ranked, RANDOM_ORDER)]  # type: ignore[call-overload]
+    rows = [faithfulness_row(each, curves[each], kept.get(each)) for each in (*ranked, RANDOM_ORDER)]
     arrays = {f"{n}_deletion".replace(" ", "_"): c.deletion for n, c in curves.items()}
     arrays |= {f"{n}_insertion".replace(" ", "_"): c.insertion for n, c in curves.items()}
     draw = partial(plot_faithfulness, {each: curves[each] for each in (*ranked, RANDOM_ORDER)})

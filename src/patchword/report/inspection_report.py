@@ -1,4 +1,4 @@
-"""An inspection from start to end: all exhibits made, and what that cost."""
+"""An inspection from start to end: all panels, and their cost."""
 
 import time
 from collections.abc import Callable
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 from ..core.runtime import peak_memory
 from ..plots.panel import Panel
-from .inspection_panels import Subject, exhibits
+from .inspection_panels import Subject, make_panels
 
 
 @dataclass(frozen=True)
-class Found:
-    """The exhibits and what computing them cost."""
+class Inspection:
+    """All panels, and the cost of computing them."""
 
-    exhibits: tuple[Panel, ...]
+    panels: tuple[Panel, ...]
     seconds: float
-    peak_bytes: int  # the most memory that the process has had so far; 0: unknown
+    peak_bytes: int  # the most memory that the process has had so far; 0 if unknown
 
 
-def inspect(subject: Subject, on_exhibit: Callable[[str], object] = lambda title: None) -> Found:
-    """Computes all exhibits."""
+def inspect(subject: Subject, on_panel: Callable[[str], object] = lambda title: None) -> Inspection:
+    """Compute all panels; `on_panel` is called with the title of each."""
     start = time.perf_counter()
-    made: list[Panel] = []
-    for exhibit in exhibits(subject):
-        made.append(exhibit)
-        on_exhibit(exhibit.title)
-    return Found(tuple(made), time.perf_counter() - start, peak_memory())
+    panels: list[Panel] = []
+    for panel in make_panels(subject):
+        panels.append(panel)
+        on_panel(panel.title)
+    return Inspection(tuple(panels), time.perf_counter() - start, peak_memory())

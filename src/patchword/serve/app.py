@@ -22,7 +22,7 @@ from .limits import Limits
 from .middleware import RequestMiddleware
 from .problem_json import Problem, service_unavailable
 from .prometheus import Metrics
-from .service import DecodedImage, Service
+from .service import DecodedUpload, Service
 from .uploads import read_uploads
 
 PAGE = {
@@ -204,7 +204,7 @@ async def predict(
     way: Any = resolve_method(service, method) if explain else None
     asked = resolve_class(service, label, index)
 
-    async def work(picture: DecodedImage) -> dict[str, Any]:
+    async def work(picture: DecodedUpload) -> dict[str, Any]:
         found: dict[str, Any] = {"predictions": await service.predictions(picture, top)}
         if explain:
             about = asked if asked is not None else found["predictions"][0]["index"]
@@ -220,7 +220,7 @@ async def explain(request: Request, label: Label = None, index: Index = None, me
     service = get_service(request)
     way, asked = resolve_method(service, method), resolve_class(service, label, index)
 
-    async def work(picture: DecodedImage) -> dict[str, Any]:
+    async def work(picture: DecodedUpload) -> dict[str, Any]:
         about = asked if asked is not None else (await service.predictions(picture, 1))[0]["index"]
         return {"explanation": await service.explanation(picture, about, way)}
 
@@ -240,7 +240,7 @@ async def attention(request: Request, layer: Layer = -1, head: Head = None) -> R
         detail = f"head: the model has {config.num_heads}, 0 to {config.num_heads - 1}."
         raise Problem(422, detail, code="invalid_parameter")
 
-    async def work(picture: DecodedImage) -> dict[str, Any]:
+    async def work(picture: DecodedUpload) -> dict[str, Any]:
         return {"attention": await service.attention(picture, layer % config.depth, head)}
 
     return await process_upload(request, work)
@@ -251,7 +251,7 @@ async def embed(request: Request) -> Response:
     """The features of each picture that the head reads."""
     service = get_service(request)
 
-    async def work(picture: DecodedImage) -> dict[str, Any]:
+    async def work(picture: DecodedUpload) -> dict[str, Any]:
         features = await service.batcher.ask(picture.pixels, "embed")
         return {"features": [float(f"{v:.6g}") for v in features]}
 

@@ -183,7 +183,7 @@ def predict(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
     """Probabilities (B, K)."""
     with torch.inference_mode():
         logits = classifier.logits(pixels)
-        return (logits.sigmoid() if classifier.checkpoint.multi_label else logits.softmax(dim=-1)).numpy()
+        return classifier.probabilities(logits).numpy()
 
 
 def embed(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
