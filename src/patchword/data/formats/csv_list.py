@@ -1,7 +1,7 @@
-"""CSV and TSV files that list pictures and their labels, one picture in a line.
+"""CSV and TSV files that list images and their labels, one image per line.
 
-Owns the columns such a file may have and the messages for what is wrong in a line. Pictures are not opened, so a
-million lines are read in seconds; a file that is missing is noticed when it is read, like one that is damaged.
+Owns the accepted columns and the errors about a line. Images are not opened, so a million lines are read in seconds; a
+missing image file is reported when it is decoded, like a damaged one.
 """
 
 import csv
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ...errors import DataError, Note
 from ..class_labels import encode_labels, format_names
-from ..sources import SPLIT_ALIASES, FileSource, ResolvedDataset
+from ..sources import SPLIT_ALIASES, SPLIT_TITLES, FileSource, ResolvedDataset
 
-# In order of preference; case does not matter.
+# In order of preference; case-insensitive.
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
 SPLIT_COLUMNS = ("split", "part")
@@ -27,56 +27,60 @@ _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 
 @dataclass(frozen=True)
 class _Table:
-    """A file's cells, and for messages where they stand."""
+    """The cells of a file, with their line numbers for error messages."""
 
     path: Path
     columns: list[str]
-    lines: list[int]  # the line in which each row ends
+    lines: list[int]  # last line of each row
     rows: list[list[str]]
 
     def where(self, row: int) -> str:
+        """File and line of a row."""
         return f"{self.path}, line {self.lines[row]}"
 
     def column(self, names: Sequence[str]) -> int | None:
-        """The index of the column that has one of these names, the first that there is."""
+        """Index of the column with the first of these names that exists."""
         lower = [column.lower() for column in self.columns]
         return next((lower.index(name) for name in names if name in lower), None)
 
 
 def open_table(path: str | Path, multi_label: bool) -> ResolvedDataset:
-    """The pictures of a CSV (or, ending in .tsv, tab-separated) file, by parts if it has a column "split".
+    """Open a CSV file (or a tab-separated .tsv file) that lists images.
 
-    Columns: path, relative to the file's folder; label, or with `several`: labels separated by ; or |, or instead of
-    them a column of zeros and ones for each class.
+    Columns: `path`, relative to the folder of the file; `label`; and optionally `split`. With `multi_label`, the label
+    column has labels separated by ; or |, or there is one 0/1 column per class instead.
     """
-    table = _read(Path(path))
+    table = _read_table(Path(path))
     path_column, split_column = table.column(PATH_COLUMNS), table.column(SPLIT_COLUMNS)
     if path_column is None:
-        raise DataError(f"{path} has no column 'path'. Its first line must name the columns; it has {_shown(table)}.")
+        raise DataError(
+            f"{path} has no column 'path'. The first line must name the columns; it has {_format_columns(table)}."
+        )
     paths = [row[path_column].strip() for row in table.rows]
     if "" in paths:
         raise DataError(f"{table.where(paths.index(''))}: the column {table.columns[path_column]!r} is empty.")
-    words, labels = _words(table, {path_column, split_column}, multi_label)
-    split = _split(table, split_column)
-    keep, words, notes = _merged(table, paths, words, split, multi_label)
-    _require_a_file(table, paths)
-    parts = {}
-    for name in dict.fromkeys(split):
-        rows = [row for row in keep if split[row] == name]
-        names, targets = encode_labels([words[row] for row in rows], multi_label, _namer(table, rows), labels)
-        parts[name] = FileSource([paths[row] for row in rows], names, targets, table.path.parent)
-    return ResolvedDataset(parts, tuple(notes))
+    sample_labels, classes = _read_labels(table, {path_column, split_column}, multi_label)
+    row_splits = _read_splits(table, split_column)
+    kept, sample_labels, notes = _merge_duplicates(table, paths, sample_labels, row_splits, multi_label)
+    _require_any_file(table, paths)
+    splits = {}
+    for name in dict.fromkeys(row_splits):
+        rows = [row for row in kept if row_splits[row] == name]
+        split_labels = [sample_labels[row] for row in rows]
+        labels, targets = encode_labels(split_labels, multi_label, _describe_rows(table, rows), classes)
+        splits[name] = FileSource([paths[row] for row in rows], labels, targets, table.path.parent)
+    return ResolvedDataset(splits, tuple(notes))
 
 
-def _namer(table: _Table, rows: list[int]) -> Callable[[int], str]:
+def _describe_rows(table: _Table, rows: list[int]) -> Callable[[int], str]:
     return lambda index: table.where(rows[index])
 
 
-def _read(path: Path) -> _Table:
-    text = _text(path)
+def _read_table(path: Path) -> _Table:
+    text = _read_text(path)
     header = text.partition("\n")[0]
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in header and "," not in header else ","
-    # newline="": the csv module wants line ends inside quoted cells untouched.
+    # newline="": the csv module needs the original line ends inside quoted cells.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     lines, rows = [], []
     try:
@@ -84,114 +88,124 @@ def _read(path: Path) -> _Table:
         for row in reader:
             if row:
                 if len(row) != len(columns):
-                    raise DataError(f"{path}, line {reader.line_num}: {len(row)} cells for {len(columns)} columns.")
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {len(row)} cells, but there are {len(columns)} columns."
+                    )
                 lines.append(reader.line_num)
                 rows.append(row)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}. Check the quotes.") from error
     if len(set(columns)) < len(columns):
-        raise DataError(f"{path} has two columns of the same name: {', '.join(map(repr, columns))}.")
+        raise DataError(f"{path} has duplicate column names: {', '.join(map(repr, columns))}.")
     if not rows:
-        raise DataError(f"{path} has no lines below the names of its columns.")
+        raise DataError(f"{path} has no rows below its header.")
     return _Table(path, columns, lines, rows)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     try:
-        return data.decode("utf-8-sig")  # with or without the mark that Excel begins its files with
+        return data.decode("utf-8-sig")  # with or without the byte order mark that Excel writes
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise DataError(f"{path}, line {line} is not UTF-8. Save the file as 'CSV UTF-8'.") from error
 
 
-def _words(table: _Table, taken: set[int | None], multi_label: bool) -> tuple[list[tuple[str, ...]], list[str] | None]:
-    """The labels of each row, and all labels there are where the columns say so."""
+def _read_labels(
+    table: _Table, other_columns: set[int | None], multi_label: bool
+) -> tuple[list[tuple[str, ...]], list[str] | None]:
+    """Return the labels of each row, and the list of all classes if there is one column per class."""
     column = table.column(LABEL_COLUMNS)
     if column is None:
         if not multi_label:
             raise DataError(
-                f"{table.path} has no column 'label'; it has {_shown(table)}. "
-                f"If its columns are classes with zeros and ones, set data.multi_label to true."
+                f"{table.path} has no column 'label'; it has {_format_columns(table)}. "
+                f"If it has one 0/1 column per class, set data.multi_label=true."
             )
-        return _bit_words(table, [i for i in range(len(table.columns)) if i not in taken])
+        return _read_class_columns(table, [i for i in range(len(table.columns)) if i not in other_columns])
     cells = [row[column].strip() for row in table.rows]
     if multi_label or table.columns[column].lower() == "labels":
-        return [tuple(w for part in _SEPARATORS.split(cell) if (w := part.strip())) for cell in cells], None
+        return [tuple(label for item in _SEPARATORS.split(cell) if (label := item.strip())) for cell in cells], None
     return [(cell,) if cell else () for cell in cells], None
 
 
-def _bit_words(table: _Table, columns: list[int]) -> tuple[list[tuple[str, ...]], list[str]]:
+def _read_class_columns(table: _Table, columns: list[int]) -> tuple[list[tuple[str, ...]], list[str]]:
     if not columns:
-        raise DataError(f"{table.path} has neither a column 'labels' nor one for each class; it has {_shown(table)}.")
+        raise DataError(
+            f"{table.path} has neither a column 'labels' nor class columns; it has {_format_columns(table)}."
+        )
     names = [table.columns[column] for column in columns]
-    words = []
+    sample_labels = []
     for number, row in enumerate(table.rows):
         bits = [_BITS.get(row[column].strip()) for column in columns]
         if None in bits:
-            wrong = bits.index(None)
+            invalid = bits.index(None)
             raise DataError(
-                f"{table.where(number)}: the column {names[wrong]!r} has {row[columns[wrong]]!r}, which is neither 0 "
-                f"nor 1. All columns but path and split must be classes; leave out those that are not."
+                f"{table.where(number)}: the column {names[invalid]!r} has {row[columns[invalid]]!r}, which is "
+                f"neither 0 nor 1. All columns except path and split must be classes; remove the others."
             )
-        words.append(tuple(name for name, bit in zip(names, bits, strict=True) if bit))
-    return words, names
+        sample_labels.append(tuple(name for name, bit in zip(names, bits, strict=True) if bit))
+    return sample_labels, names
 
 
-def _split(table: _Table, column: int | None) -> list[str]:
-    """The part that each row belongs to."""
+def _read_splits(table: _Table, column: int | None) -> list[str]:
+    """Return the canonical split name of each row."""
     if column is None:
         return ["train"] * len(table.rows)
-    words = [row[column].strip() for row in table.rows]
-    for row, word in enumerate(words):
-        if word.lower() not in SPLIT_ALIASES:
-            raise DataError(f"{table.where(row)}: the split {word!r} is none of {', '.join(SPLIT_ALIASES)}.")
-    return [SPLIT_ALIASES[word.lower()] for word in words]
+    names = [row[column].strip() for row in table.rows]
+    for row, name in enumerate(names):
+        if name.lower() not in SPLIT_ALIASES:
+            raise DataError(f"{table.where(row)}: the split {name!r} is none of {', '.join(SPLIT_ALIASES)}.")
+    return [SPLIT_ALIASES[name.lower()] for name in names]
 
 
-def _merged(
-    table: _Table, paths: list[str], words: list[tuple[str, ...]], split: list[str], multi_label: bool
+def _merge_duplicates(
+    table: _Table, paths: list[str], sample_labels: list[tuple[str, ...]], row_splits: list[str], multi_label: bool
 ) -> tuple[list[int], list[tuple[str, ...]], list[Note]]:
-    """The rows that stay, one for each picture, the labels of all rows, and what to tell.
+    """Keep one row per image, so that no image is in two splits.
 
-    A picture that stayed twice could be learnt from and tested with. Where several labels are allowed, tables may have
-    a line for each of a picture's labels, and those are put together.
+    A multi-label table may have one line per label of an image; these labels are merged.
+
+    Returns:
+        The rows to keep, the labels of all rows, and notes.
     """
     first: dict[str, int] = {}
-    words = list(words)
+    merged = list(sample_labels)
     for row, path in enumerate(paths):
         earlier = first.setdefault(path, row)
         if earlier == row:
             continue
-        if split[earlier] != split[row]:
+        if row_splits[earlier] != row_splits[row]:
             raise DataError(
-                f"{table.where(row)}: {path} is in the part {split[row]!r}, but in line {table.lines[earlier]} in "
-                f"{split[earlier]!r}. A picture that is learnt from cannot be used to measure: take one line out."
+                f"{table.where(row)}: {path} is in the {SPLIT_TITLES[row_splits[row]]}, but in line "
+                f"{table.lines[earlier]} it is in the {SPLIT_TITLES[row_splits[earlier]]}. Remove one of the lines."
             )
         if multi_label:
-            words[earlier] = tuple(dict.fromkeys(words[earlier] + words[row]))
-        elif words[earlier] != words[row]:
+            merged[earlier] = tuple(dict.fromkeys(merged[earlier] + merged[row]))
+        elif merged[earlier] != merged[row]:
             raise DataError(
-                f"{table.where(row)}: {path} has the label {format_names(words[row])}, but in line {table.lines[earlier]} "
-                f"{format_names(words[earlier])}. Correct one of them, or set data.multi_label to true."
+                f"{table.where(row)}: {path} has the label {format_names(merged[row])}, but in line "
+                f"{table.lines[earlier]} {format_names(merged[earlier])}. Correct one, or set data.multi_label=true."
             )
-    repeated = len(paths) - len(first)
-    text = f"{table.path} repeats itself in {repeated} lines, which were left out."
-    notes = [Note(text, "duplicate_rows_left_out")] if repeated else []
-    return list(first.values()), words, [] if multi_label else notes
+    num_duplicates = len(paths) - len(first)
+    notes = []
+    if num_duplicates and not multi_label:
+        text = f"{table.path} has {num_duplicates} duplicate lines, which were left out."
+        notes.append(Note(text, "duplicate_rows_left_out"))
+    return list(first.values()), merged, notes
 
 
-def _require_a_file(table: _Table, paths: list[str]) -> None:
+def _require_any_file(table: _Table, paths: list[str]) -> None:
     if not any(os.path.exists(os.path.join(table.path.parent, path)) for path in paths):
         first = os.path.join(table.path.parent, paths[0])
         raise DataError(
-            f"None of the {len(paths):,} pictures that {table.path} lists is there; the first would be {first}. "
-            f"Paths count from the folder of the file."
+            f"None of the {len(paths):,} images listed in {table.path} exists; the first would be {first}. "
+            f"Paths are relative to the folder of the file."
         )
 
 
-def _shown(table: _Table) -> str:
-    return format_names(table.columns, shown=12)
+def _format_columns(table: _Table) -> str:
+    return format_names(table.columns, max_shown=12)
