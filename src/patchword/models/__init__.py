@@ -1,6 +1,6 @@
-"""The models: ViT and its hybrids (vit.py), DeiT's (distilled.py), ResNets (resnet.py).
+"""Models: ViT and its hybrids (vit.py), DeiT's distilled ViT (distilled.py), ResNets (resnet.py).
 
-And weights adapted to new shapes (adapt.py), and computed faster on a CPU (cpu.py).
+adapt.py adapts weights to other input shapes and numbers of classes; cpu.py has faster paths for CPUs.
 """
 
 from typing import Any
@@ -37,26 +37,26 @@ Model = ViT | ResNet | SmallResNet
 
 
 def build_model(config: ModelConfig) -> Model:
-    """A model with fresh random weights; `create` does it by name."""
+    """Builds a model with random weights; `create_model` does it by name."""
     if isinstance(config, ViTConfig):
         return DistilledViT(config) if config.distillation else ViT(config)
     return ResNet(config) if config.kind == "bit" else SmallResNet(config)
 
 
 def create_model(name: str, **fields: Any) -> Model:
-    """A named model with fresh random weights: `create("B/16", num_classes=10, image_size=384)`."""
+    """Builds a named model with random weights: `create_model("B/16", num_classes=10, image_size=384)`."""
     return build_model(preset(name, **fields))
 
 
 def adapt_model(model: Model, **changes: Any) -> Model:
-    """The same weights in a model of another image size, channel count or number of classes."""
+    """Copies the weights into a model of another image size, number of channels or number of classes."""
     config = adapt_config(model.config, **changes)
-    new = build_model(config)
-    new.load_state_dict(adapt_state(model.state_dict(), model.config, config))
-    return new.train(model.training)
+    adapted = build_model(config)
+    adapted.load_state_dict(adapt_state(model.state_dict(), model.config, config))
+    return adapted.train(model.training)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Tensor]:
-    """Every tensor that a checkpoint of this model holds, as a meta tensor: names, shapes and types, no memory."""
+    """Returns the model's state dict as meta tensors: names, shapes and types without memory."""
     with torch.device("meta"):
         return dict(build_model(config).state_dict())

@@ -1,6 +1,6 @@
-"""Weights of one model made to fit a changed one: another image size, channel count or number of classes.
+"""Adapts weights to another image size, number of channels or number of classes; nothing else may differ.
 
-Nothing else may differ. The head is replaced only because the caller asked for another number of classes.
+The head is replaced only if the number of classes changes.
 """
 
 from typing import Any
@@ -14,15 +14,22 @@ from .pos_embed import resample_grid, resample_line
 
 State = dict[str, Tensor]
 
-# A change of these leaves every tensor as it is.
-WEIGHTLESS_FIELDS = {"dropout", "drop_path", "patch_dropout", "grad_checkpointing", "pos_embed_resample", "local_attention_init"}
+# Fields that do not affect any tensor.
+WEIGHTLESS_FIELDS = {
+    "dropout",
+    "drop_path",
+    "patch_dropout",
+    "grad_checkpointing",
+    "pos_embed_resample",
+    "local_attention_init",
+}
 ADAPTABLE_FIELDS = {"image_size", "in_channels", "num_classes", "pre_logits"}
-# The first layer that sees the image's channels, by kind of model.
+# Weights of the layer that reads the image, by kind of stem.
 INPUT_WEIGHTS = {"linear": "patch_embed.proj.weight", "resnet": "stem.conv.weight", "conv": "stem.0.weight"}
 
 
 def adapt_state(state: State, old: ModelConfig, new: ModelConfig) -> State:
-    """`state` of a model `old`, for a model `new` that differs in image size, channels or classes."""
+    """Adapts the state dict of a model `old` to a model `new`."""
     check_adaptable(old, new)
     state = dict(state)
     if new.num_classes != old.num_classes:
@@ -35,31 +42,32 @@ def adapt_state(state: State, old: ModelConfig, new: ModelConfig) -> State:
 
 
 def adapt_config(config: Any, **changes: Any) -> Any:
-    """`config` with changes. A new number of classes removes the whole pre-training head, as the paper does."""
+    """Changes fields of a config; a new number of classes also removes the pre-training head, as in the paper."""
     if changes.get("num_classes", config.num_classes) != config.num_classes and isinstance(config, ViTConfig):
         changes = {"pre_logits": None, **changes}
     return config.replace(**changes)
 
 
 def check_adaptable(old: ModelConfig, new: ModelConfig) -> None:
+    """Raises a ConfigError if other fields differ than those that can be adapted."""
     before, after = old.to_json(), new.to_json()
     changed = [k for k in before if before[k] != after.get(k) and k not in WEIGHTLESS_FIELDS | ADAPTABLE_FIELDS]
     if before.get("pre_logits") != after.get("pre_logits") and (
         after["pre_logits"] is not None or before["num_classes"] == after["num_classes"]
     ):
-        changed.append("pre_logits")  # it goes when the head is replaced; it cannot come, or go by itself
+        changed.append("pre_logits")  # it can only be removed, together with the head
     if type(old) is not type(new) or changed:
         raise ConfigError(
-            f"Weights cannot be adapted across a change of {', '.join(changed) or 'architecture'}; "
-            f"only of {', '.join(sorted(ADAPTABLE_FIELDS))}."
+            f"Weights cannot be adapted to another {', '.join(changed) or 'architecture'}; "
+            f"only to another {', '.join(sorted(ADAPTABLE_FIELDS))}."
         )
 
 
 def replace_head(state: State, new: ModelConfig) -> State:
-    """A head of zeros for the new number of classes; the old one goes, with its hidden layer where `new` has none."""
+    """Replaces the head by zeros for the new number of classes, and removes its hidden layer if `new` has none."""
     hidden = new.pre_logits if isinstance(new, ViTConfig) else None
-    gone = {"head", "head_distilled"} | (set() if hidden else {"pre_logits"})
-    kept = {k: v for k, v in state.items() if k.split(".")[0] not in gone}
+    removed = {"head", "head_distilled"} | (set() if hidden else {"pre_logits"})
+    kept = {k: v for k, v in state.items() if k.split(".")[0] not in removed}
     if not new.num_classes:
         return kept
     like = next(tensor for tensor in state.values() if tensor.is_floating_point())
@@ -71,6 +79,7 @@ def replace_head(state: State, new: ModelConfig) -> State:
 
 
 def adapt_input(state: State, old: ModelConfig, new: ModelConfig) -> None:
+    """Adapts the first layer to the new number of channels, in place."""
     name = INPUT_WEIGHTS[old.stem] if isinstance(old, ViTConfig) else "conv.weight"
     weight = state[name]
     flat = weight.reshape(weight.shape[0], old.in_channels, -1)
@@ -78,13 +87,15 @@ def adapt_input(state: State, old: ModelConfig, new: ModelConfig) -> None:
     state[name] = adapted.flatten(1) if weight.ndim == 2 else adapted.reshape(len(weight), -1, *weight.shape[2:])
     for norm in ("patch_embed.norm_in.weight", "patch_embed.norm_in.bias"):
         if norm in state:
-            raise ConfigError("patch_norm normalises over the channels, so their number cannot be adapted.")
+            raise ConfigError(
+                "model.in_channels cannot be adapted in a model with patch_norm, which normalizes over channels."
+            )
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """(D, N, ...) to (D, M, ...) with the same sum over channels, so a grey picture gives the same response.
+    """Converts (D, N, ...) to (D, M, ...) with the same sum over channels, so that gray images give the same output.
 
-    More channels: each new one shares the weights of an old one, in turn. Fewer: the old ones are added up, in turn.
+    More channels: the weights of each old channel are split among new ones, cyclically. Fewer: they are added up.
     """
     old = weight.shape[1]
     source = torch.arange(max(old, channels))
@@ -94,7 +105,7 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
 
 
 def resample_positions(state: State, old: ViTConfig, new: ViTConfig) -> State:
-    """Learned positions of any kind for another grid; fixed ones are computed anew by the model."""
+    """Resamples learned position embeddings to another grid; the model computes fixed ones itself."""
     mode, k = new.pos_embed_resample, old.num_positioned
     state = dict(state)
     if old.pos_embed == "learned":

@@ -1,7 +1,7 @@
-"""Multi-head self-attention, and what may be added to its scores: relative positions, and axial or local masks.
+"""Multi-head self-attention, with optional relative positions and axial or local masks.
 
-Shapes: B images, N tokens (prefix tokens, then patches), D embed_dim, H heads, d width of a head. In the paper nothing
-is added: read `Attention` and `NoBias`, and stop there.
+Shapes: B images, N tokens (prefix tokens, then patches), D embed_dim, H heads, d width of a head. The paper's
+model is `Attention` with `NoBias`; the rest is optional.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ LOCAL_INIT_CLAMP = 8  # squared distance in patches beyond which all patches sta
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias), whose rows sum to one: (..., N, d), (..., M, d) -> (..., N, M).
+    """Returns softmax(q k^T / sqrt(d) + bias): (..., N, d), (..., M, d) -> (..., N, M).
 
-    The model itself uses a fused kernel that never holds this matrix.
+    The model itself uses a fused kernel, which never stores this matrix.
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     return (scores if bias is None else scores + bias).softmax(dim=-1)
 
 
 class ScaledDotProductAttention(nn.Module):
-    """softmax(q k^T / sqrt(d) + bias) v, fused. A module, so that a hook on it sees q, k, v and bias of every pass."""
+    """softmax(q k^T / sqrt(d) + bias) v, fused. A module, so that hooks can capture q, k, v and bias."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        """(B, H, N, d), twice (B, H, M, d) and what broadcasts to (B, H, N, M), to (B, H, N, d)."""
+        """Q (B, H, N, d), k and v (B, H, M, d), bias that broadcasts to (B, H, N, M) -> (B, H, N, d)."""
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
@@ -56,33 +56,33 @@ class Attention(nn.Module):
         self.out = nn.Linear(inner_dim, config.embed_dim, bias=config.out_bias)
 
     def forward(self, x: Tensor, grid: Size | None = None) -> Tensor:  # (B, N, D) -> (B, N, D)
-        """Mixes the tokens; `grid` is rows and columns of patches, where they are not the model's own."""
+        """Mixes the tokens; `grid` is the rows and columns of patches, if they differ from the model's."""
         q, k, v = self.project(x)  # (B, H, N, d) each
         x = self.attend(q, k, v, self.bias(grid))  # (B, H, N, d)
         return self.out(x.transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head: (B, N, D) -> (B, H, N, d) each."""
+        """Projects tokens to queries, keys and values: (B, N, D) -> (B, H, N, d) each."""
         b, n, _ = x.shape
         q, k, v = (t.view(b, n, self.num_heads, self.head_dim).transpose(1, 2) for t in self.split_qkv(x))
         return self.rotary(self.q_norm(q)), self.rotary(self.k_norm(k)), v
 
     def split_qkv(self, x: Tensor) -> Sequence[Tensor]:
-        """Queries, keys and values of all heads together, (B, N, H*d) each."""
+        """Projects tokens to queries, keys and values of all heads together, (B, N, H*d) each."""
         return self.qkv(x).chunk(3, dim=-1)
 
 
 def make_bias(config: ViTConfig, layer: int) -> nn.Module:
-    """What the attention of a layer adds to its scores: nothing, unless the config asks for it."""
+    """Makes the additive bias of a layer's attention scores."""
     plain = config.attention_pattern == "global" and config.pos_embed != "relative"
     return NoBias() if plain else AttentionBias(config, layer)
 
 
 class NoBias(nn.Module):
-    """The paper's attention: every token attends to every token, and scores stay as they are."""
+    """The paper's attention: every token attends to every token, and nothing is added to the scores."""
 
     def forward(self, grid: Size | None = None) -> Tensor | None:
-        """None: there is nothing to add."""
+        """Returns None."""
         return None
 
 
@@ -109,7 +109,7 @@ class AttentionBias(nn.Module):
             self.register_buffer("offsets", relative_offsets(self.grid), persistent=False)
 
     def forward(self, grid: Size | None = None) -> Tensor:
-        """For the model's own grid, or a smaller one, whose patches are those of its top left corner."""
+        """Returns the bias for the model's grid, or for a smaller one, the top left corner of it."""
         k, mask = self.num_prefix, self.mask
         patches: Tensor | slice = slice(None)
         if grid is not None and grid != self.grid:
@@ -122,11 +122,10 @@ class AttentionBias(nn.Module):
         return mask + F.pad(between_patches, (k, 0, k, 0))
 
     def local_init(self, sharpness: float) -> Tensor:
-        """Initial relative positions (H, 2h-1, 2w-1): each head attends to itself or to one of its eight neighbors.
+        """Returns initial relative positions (H, 2h-1, 2w-1): each head attends to the patch or one of its eight neighbors.
 
-        Together the heads then compute a 3x3 convolution until they learn something else (ConViT, d'Ascoli et al.,
-        2021). They take turns, so that the layers together cover all directions. Patches far away keep a little
-        weight, without which no gradient would ever reach them.
+        Together the heads start as a 3x3 convolution (ConViT, d'Ascoli et al., 2021). Directions alternate over all
+        heads of all layers. Distant patches keep a small weight, without which they would get no gradient.
         """
         y, x = (torch.arange(1.0 - n, n) for n in self.grid)  # offsets of rows and columns
         centers = [NEIGHBORS[head % len(NEIGHBORS)] for head in self.heads]
@@ -135,14 +134,14 @@ class AttentionBias(nn.Module):
 
 
 def relative_offsets(grid: Size) -> Tensor:
-    """For each pair of patches the index of its (row, column) offset in the flattened table of offsets: (N, N)."""
+    """Returns the index of each pair's (row, column) offset in the flattened table of offsets: (N, N)."""
     h, w = grid
     y, x = (g.flatten().long() for g in coordinates(grid))
     return (y[:, None] - y[None] + h - 1) * (2 * w - 1) + (x[:, None] - x[None] + w - 1)
 
 
 def attention_mask(config: ViTConfig, layer: int) -> Tensor:
-    """True where a token (row) may attend to another (column): (N, N) with prefix tokens."""
+    """Returns True where a token (row) may attend to another (column): (N, N), prefix tokens included."""
     y, x = (g.flatten().long() for g in coordinates(config.grid))
     dy, dx = (y[:, None] - y[None]).abs(), (x[:, None] - x[None]).abs()
     if config.attention_pattern == "axial":  # rows in even layers, columns in odd ones

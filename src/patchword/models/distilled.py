@@ -1,4 +1,4 @@
-"""DeiT's distilled ViT (Touvron et al., 2021): a second token learns from a teacher, through a head of its own."""
+"""DeiT's distilled ViT (Touvron et al., 2021): a second token with its own head learns from a teacher."""
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class DistilledViT(ViT):
         return self.forward_heads(self.forward_features(images))
 
     def forward_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from the tokens (B, N, D) that `forward_features` returns."""
+        """The same from the tokens (B, N, D) of `forward_features`."""
         return self.head(self.forward_pool(tokens)), self.head_distilled(tokens[:, 1])
 
     def prefix_tokens(self, batch: int) -> Tensor:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def init_weights(model: "ViT") -> None:
-    """Xavier for the blocks, LeCun for the patches, N(0, 0.02) for positions, zero for the head and the class token.
+    """Initializes blocks by Xavier, patches by LeCun, positions by N(0, 0.02), head and class token by zero.
 
-    The order in which random numbers are drawn is part of the result: a seed must keep giving the same model.
+    The order of random numbers must not change: a seed always gives the same model.
     """
     if model.patch_embed.proj.weight.is_meta:
-        return  # only names and shapes are wanted; random numbers on that device cost seconds of imports
+        return  # only names and shapes matter; random numbers on the meta device import slowly
     for name, parameter in model.named_parameters():
         if name.startswith(("positions.", "registers")) or name.endswith(".relative"):
             nn.init.normal_(parameter, std=0.02)
@@ -44,7 +44,7 @@ def init_weights(model: "ViT") -> None:
 
 
 def init_qkv(qkv: nn.Linear) -> None:
-    """Three maps in one matrix: each has its own fan-out."""
+    """Initializes the three stacked matrices separately, each with its own fan-out."""
     for weight in qkv.weight.chunk(3):
         nn.init.xavier_uniform_(weight)
     if qkv.bias is not None:

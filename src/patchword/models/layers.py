@@ -1,4 +1,4 @@
-"""Small layers that training, or a relative of ViT, puts around the paper's: dropouts, LayerScale, SwiGLU."""
+"""Small layers that the paper's model does not use: dropouts, LayerScale, SwiGLU."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from ..errors import ConfigError
 
 
 class Branch(nn.Module):
-    """What a residual branch passes before it is added: dropout, LayerScale, drop path. The identity by default."""
+    """Dropout, LayerScale and drop path of a residual branch; the identity by default."""
 
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Branch(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The MLP of Shazeer (2020), as DINOv2's giant has it: the first layer holds gate and value."""
+    """The gated MLP of Shazeer (2020), as in DINOv2's giant model; the first layer computes gate and value."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class SwiGLU(nn.Module):
 
 
 def patch_dropout_indices(patches: Tensor, rate: float) -> Tensor:
-    """For each image a random subset of its patches (B, N, D), in order: (B, kept). FLIP, Li et al., 2023."""
+    """Picks a random subset of each image's patches (B, N, D), in order: (B, kept) (FLIP, Li et al., 2023)."""
     b, n, _ = patches.shape
     kept = max(1, round(n * (1 - rate)))
     return torch.rand(b, n, device=patches.device).topk(kept, dim=1).indices.sort(dim=1).values
 
 
 def layer_indices(depth: int, layers: Sequence[int] | None) -> list[int]:
-    """`layers`, of which negative ones count from the end, as numbers from 0; None means all of them."""
+    """Returns `layers` as indices from 0; negative ones count from the end, and None means all."""
     wrong = [i for i in layers or () if i not in range(-depth, depth)]
     if wrong:
         raise ConfigError(f"The model has {depth} layers, 0 to {depth - 1}; there is no layer {wrong[0]}.")
@@ -62,11 +62,11 @@ def layer_indices(depth: int, layers: Sequence[int] | None) -> list[int]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling `module` runs more than its class's `forward`: then no shortcut may go around the call."""
+    """Whether calling `module` runs more than its class's `forward`, so that the call must not be skipped."""
     own = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     return bool(own) or nn.modules.module._has_any_global_hook()
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a product with the module's weights is all that calling it would do."""
+    """Whether calling the module does nothing but a matmul with its weights."""
     return type(module) is nn.Linear and not has_hooks(module)

@@ -1,4 +1,4 @@
-"""Images to patches and back: the only 2-D structure a plain ViT is given, besides its position embeddings."""
+"""Images to patches and back: the only 2-D structure of a plain ViT, besides its position embeddings."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     b, c, h, w = images.shape
     ph, pw = patch_size
     if h % ph or w % pw:
-        raise ConfigError(f"An image of {h}x{w} cannot be cut into patches of {ph}x{pw}.")
+        raise ConfigError(f"An image of {h}x{w} is not divisible into patches of {ph}x{pw}.")
     x = images.reshape(b, c, h // ph, ph, w // pw, pw)
     return x.permute(0, 2, 4, 1, 3, 5).reshape(b, (h // ph) * (w // pw), c * ph * pw)
 
@@ -21,13 +21,13 @@ def unpatchify(patches: Tensor, patch_size: tuple[int, int], grid: tuple[int, in
     b, n, d = patches.shape
     (ph, pw), (rows, columns) = patch_size, grid
     if n != rows * columns or d % (ph * pw):
-        raise ConfigError(f"{n} patches of {d} numbers are not a {rows}x{columns} grid of {ph}x{pw} patches.")
+        raise ConfigError(f"{n} patches of {d} values are not a {rows}x{columns} grid of {ph}x{pw} patches.")
     x = patches.reshape(b, rows, columns, d // (ph * pw), ph, pw)
     return x.permute(0, 3, 1, 4, 2, 5).reshape(b, d // (ph * pw), rows * ph, columns * pw)
 
 
 def patch_grid(images: Tensor, config: ViTConfig) -> Size:
-    """Rows and columns of patches; of images that are flattened patches already, the model's own."""
+    """Returns rows and columns of patches; for flattened patches, those of the model."""
     if images.ndim == 3:
         return config.grid
     (h, w), stride = images.shape[-2:], config.stride
@@ -35,7 +35,7 @@ def patch_grid(images: Tensor, config: ViTConfig) -> Size:
 
 
 def check_images(images: Tensor, config: ViTConfig, *, smaller: bool = False) -> None:
-    """Raises a ConfigError unless `images` have the model's shape, or a smaller one where that is allowed."""
+    """Raises a ConfigError unless `images` have the model's shape, or a smaller one if that is allowed."""
     expected = (config.in_channels, *config.image_size)
     if tuple(images.shape[1:]) == expected or (smaller and fits_inside(images, config)):
         return

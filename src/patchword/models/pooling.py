@@ -1,4 +1,4 @@
-"""From all tokens to one vector: class token, average of the patches, both, or attention pooling (MAP)."""
+"""Pooling of the tokens to one vector: class token, average of the patches, both, or attention pooling (MAP)."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ class ClassPool(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """The mean of the patch tokens; prefix tokens do not count."""
+    """The mean of the patch tokens; without prefix tokens."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class AveragePool(nn.Module):
 
 
 class ClassAveragePool(AveragePool):
-    """Class token and average side by side, as DINOv2's classifiers read them: (B, 2D)."""
+    """Class token and average side by side, as in DINOv2's classifiers: (B, 2D)."""
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, 2D)
         """Concatenates the two."""
@@ -69,7 +69,7 @@ class AttentionPool(nn.Module):
 
 
 def make_pool(config: ViTConfig) -> nn.Module:
-    """The pooling that the config names."""
+    """Makes the pooling that the config names."""
     if config.pooling == "class":
         return ClassPool()
     kinds = {"average": AveragePool, "class+average": ClassAveragePool, "attention": AttentionPool}

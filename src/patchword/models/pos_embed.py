@@ -1,6 +1,6 @@
 """Position embeddings: learned 1-D (the paper), learned 2-D, sin-cos, rotary, none. Relative ones: attention.py.
 
-And the one place where they are interpolated to another grid, in the mode of whichever project made the weights.
+Also resamples them to another grid, by the rule of the project that trained the weights.
 """
 
 import torch
@@ -26,7 +26,7 @@ class PosEmbed(nn.Module):
 
         Args:
             grid: rows and columns of the patches, to which the embeddings are interpolated.
-            keep: (B, kept) patches that patch dropout leaves. It comes after positions, so they keep theirs.
+            keep: indices (B, kept) of the patches that patch dropout keeps, with their own positions.
         """
         for_prefix, for_patches = self.tables()
         if for_patches is not None:
@@ -42,7 +42,7 @@ class PosEmbed(nn.Module):
 
 
 class LearnedPosEmbed(PosEmbed):
-    """The paper's: one learned vector for each place in the sequence."""
+    """The paper's: one learned vector for each position in the sequence."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -93,14 +93,14 @@ def sincos_2d(grid: Size, dim: int, temperature: float = 10_000.0) -> Tensor:
 
 
 def coordinates(grid: Size) -> tuple[Tensor, Tensor]:
-    """Row and column of every patch, each of the grid's shape."""
+    """Returns row and column of every patch, each of the grid's shape."""
     rows, columns = (torch.arange(n, dtype=torch.float64) for n in grid)
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return y, x
 
 
 class Rotary(nn.Module):
-    """Rotates queries and keys by angles that grow with row and column, so that scores depend on offsets only.
+    """Rotates queries and keys by angles that grow with row and column, so that scores depend on offsets only (RoPE).
 
     Half of a head's pairs rotate with the row, half with the column; prefix tokens are not rotated.
     """
@@ -119,7 +119,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, N, d)
-        """The rotated heads."""
+        """Rotates the patches of every head."""
         prefix, patches = x[:, :, : self.num_prefix], x[:, :, self.num_prefix :]
         a, b = patches.chunk(2, dim=-1)
         rotated = torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], dim=-1)
@@ -127,23 +127,23 @@ class Rotary(nn.Module):
 
 
 def make_pos_embed(config: ViTConfig) -> PosEmbed:
-    """The position embedding that the config names; relative and rotary positions act inside attention instead."""
+    """Makes the position embedding that the config names; relative and rotary positions are part of attention."""
     kinds = {"learned": LearnedPosEmbed, "learned_2d": Learned2DPosEmbed, "sincos": SinCosPosEmbed}
     return kinds.get(config.pos_embed, PosEmbed)(config)
 
 
 def resample_grid(table: Tensor, old: Size, new: Size, mode: Resample) -> Tensor:
-    """Position vectors (N, D) of one grid for another, as the named project computes them; same grid, same tensor."""
+    """Resamples position embeddings (N, D) to another grid, by the rule of the named project."""
     if old == new:
         return table
     x = table.float().reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, D, h, w)
-    if mode == "google":  # scipy's zoom of order 1: linear, corners on corners
+    if mode == "google":  # like scipy's zoom of order 1: linear, with aligned corners
         x = F.interpolate(x, new, mode="bilinear", align_corners=True)
     elif mode == "torchvision":
         x = F.interpolate(x, new, mode="bicubic", align_corners=True)
     elif mode == "transformers":
         x = F.interpolate(x, new, mode="bicubic", align_corners=False)
-    elif mode == "dinov2":  # by a scale factor with an offset, which shifts every sample a little
+    elif mode == "dinov2":  # a scale factor with an offset, which shifts every sample slightly
         scale = ((new[0] + 0.1) / old[0], (new[1] + 0.1) / old[1])
         x = F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False)
     else:  # timm, and DINOv2's and transformers' models with registers
@@ -152,5 +152,5 @@ def resample_grid(table: Tensor, old: Size, new: Size, mode: Resample) -> Tensor
 
 
 def resample_line(table: Tensor, length: int, mode: Resample) -> Tensor:
-    """The same for a table of rows or columns (n, D)."""
+    """Resamples the embeddings of rows or columns (n, D)."""
     return resample_grid(table, (len(table), 1), (length, 1), mode)

@@ -1,6 +1,6 @@
-"""Residual networks of the paper: the stem of the hybrids, and BiT, its convolutional baseline; one for small images.
+"""ResNets: the stem of the paper's hybrids, BiT (its convolutional baseline), and He et al.'s for small images.
 
-The first two standardise the weights of every convolution and normalise by groups instead of by batch. The hybrid's
+The first two use weight standardization (Qiao et al., 2019) and GroupNorm instead of batch norm. The hybrid's
 units are post-activation and pad as TensorFlow does; BiT's are pre-activation and pad as PyTorch does.
 """
 
@@ -16,14 +16,15 @@ GROUPS = 32
 
 
 class StdConv2d(nn.Conv2d):
-    """A convolution whose filters are shifted to mean zero and scaled to variance one before use."""
+    """A convolution with weight standardization: each filter has mean 0 and variance 1 when it is applied."""
 
     def __init__(self, cin: int, cout: int, kernel: int, stride: int = 1, *, rule: WeightStandardization) -> None:
-        # BiT pads evenly, as PyTorch can by itself; the others as TensorFlow's SAME, which depends on the image.
+        # BiT pads evenly, like PyTorch; the others like TensorFlow's SAME, which depends on the image size.
         super().__init__(cin, cout, kernel, stride, padding=kernel // 2 if rule == "bit" else 0, bias=False)
         self.rule = rule
 
     def standardized_weight(self) -> Tensor:
+        """The weight that the convolution applies."""
         w = self.weight
         variance, mean = torch.var_mean(w, dim=(1, 2, 3), keepdim=True, correction=0)
         if self.rule == "google":
@@ -37,7 +38,7 @@ class StdConv2d(nn.Conv2d):
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pads so that the output has ceil(size / stride) pixels, the odd pixel going to the right and the bottom."""
+    """Pads so that the output has ceil(size / stride) pixels, the odd pixel at the right and the bottom."""
     pads: list[int] = []
     for size in (x.shape[-1], x.shape[-2]):
         total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
@@ -46,7 +47,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class HybridUnit(nn.Module):
-    """Bottleneck, post-activation: 1x1, 3x3, 1x1, and a projected shortcut where the shape changes."""
+    """Bottleneck, post-activation: 1x1, 3x3, 1x1, and a projected shortcut if the shape changes."""
 
     def __init__(self, cin: int, width: int, stride: int, rule: WeightStandardization) -> None:
         super().__init__()
@@ -93,6 +94,7 @@ class HybridStem(nn.Module):
 
 
 def group_norm_eps(rule: WeightStandardization) -> float:
+    """Returns the epsilon of GroupNorm that goes with a rule of weight standardization."""
     return 1e-6 if rule == "google" else 1e-5
 
 
@@ -116,7 +118,7 @@ class BiTUnit(nn.Module):
 
 
 class ResNetBase(nn.Module):
-    """A network whose head reads the average of a feature map."""
+    """Base class: a convolutional network with global average pooling and a linear head."""
 
     config: ResNetConfig
     conv: nn.Conv2d
@@ -126,17 +128,18 @@ class ResNetBase(nn.Module):
         return self.head(self.embed_images(images))
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """The image representation that the head reads: (B, C')."""
+        """Image embeddings, the input of the head: (B, C')."""
         return self.feature_map(images).mean(dim=(2, 3))
 
     def feature_map(self, images: Tensor) -> Tensor:
+        """The last feature map: (B, C', H', W')."""
         raise NotImplementedError
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Kaiming's filters and a head of zeros."""
+        """Initializes convolutions by Kaiming (He et al., 2015), and the head by zeros."""
         if self.conv.weight.is_meta:
-            return  # only names and shapes are wanted
+            return  # only names and shapes matter
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
@@ -146,7 +149,7 @@ class ResNetBase(nn.Module):
 
 
 class ResNet(ResNetBase):
-    """BiT: root, stages of pre-activation units, norm, global average, linear head (zero at the start)."""
+    """BiT: root, stages of pre-activation units, norm, global average pooling, linear head."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -166,7 +169,7 @@ class ResNet(ResNetBase):
         self.reset_parameters()
 
     def feature_map(self, images: Tensor) -> Tensor:
-        """What the head averages: (B, C', H/32, W/32) for four stages."""
+        """The last feature map: (B, C', H/32, W/32) for four stages."""
         x = F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, 2)
         for stage in self.stages:
             x = stage(x)
@@ -174,7 +177,7 @@ class ResNet(ResNetBase):
 
 
 class SmallUnit(nn.Module):
-    """Two 3x3 convolutions with batch norm, and a shortcut that is projected where the shape changes."""
+    """Two 3x3 convolutions with batch norm, and a shortcut that is projected if the shape changes."""
 
     def __init__(self, cin: int, cout: int, stride: int) -> None:
         super().__init__()
@@ -209,7 +212,7 @@ class SmallResNet(ResNetBase):
         self.reset_parameters()
 
     def feature_map(self, images: Tensor) -> Tensor:
-        """What the head averages: (B, C', H/4, W/4) for three stages."""
+        """The last feature map: (B, C', H/4, W/4) for three stages."""
         x = F.relu(self.norm(self.conv(images.contiguous(memory_format=torch.channels_last))))
         for stage in self.stages:
             x = stage(x)

@@ -6,7 +6,7 @@
     y    = LN(z_L^0)                                         (4)  ViT.forward_features, ViT.forward_pool
 
 MSA is in attention.py, E_pos in pos_embed.py, and the sizes in config/model.py. Options that the paper's model does not
-use are off by default and live in other files of this package.
+use are off by default, and most live in other files of this package.
 
 Shapes: B images, N tokens (prefix tokens, then patches row by row), D embed_dim, P patch_size, K classes.
 """
@@ -28,7 +28,7 @@ from .stems import make_stem
 
 
 class PatchEmbed(nn.Module):
-    """The linear projection E of every patch: what a convolution with kernel = stride = P computes."""
+    """The linear projection E of every patch, the same as a convolution with kernel = stride = P."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """An encoder block: attention mixes the tokens, then an MLP transforms each of them."""
+    """An encoder block: attention mixes the tokens, then an MLP transforms each token."""
 
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
@@ -71,16 +71,16 @@ class Block(nn.Module):
         self.add2 = Branch(config, layer)
 
     def forward(self, z: Tensor, grid: Size | None = None) -> Tensor:  # (B, N, D) -> (B, N, D)
-        """`grid`: rows and columns of patches, where they are not the model's own."""
+        """`grid` is the rows and columns of patches, if they differ from the model's."""
         z = z + self.add1(self.attention(self.norm1(z), grid))  # (2)
         return z + self.add2(self.mlp(self.norm2(z)))  # (3)
 
 
 class PostNormBlock(Block):
-    """The order of the original Transformer (Vaswani et al., 2017), for comparison: norms come after the sums."""
+    """The block of the original Transformer (Vaswani et al., 2017), for comparison: norms follow the sums."""
 
     def forward(self, z: Tensor, grid: Size | None = None) -> Tensor:
-        """Z' = LN(MSA(z) + z); z = LN(MLP(z') + z')."""
+        """Computes z' = LN(MSA(z) + z), then LN(MLP(z') + z')."""
         z = self.norm1(z + self.add1(self.attention(z, grid)))
         return self.norm2(z + self.add2(self.mlp(z)))
 
@@ -92,10 +92,10 @@ class ViT(nn.Module):
         """`init=False` leaves the weights to a subclass, which adds its own and calls `init_weights`."""
         super().__init__()
         if init and config.distillation:
-            raise ConfigError("A model with a distillation token is a DistilledViT; build(config) makes one.")
+            raise ConfigError("A model with a distillation token is a DistilledViT: use build_model(config).")
         self.config = config
         dim, block = config.embed_dim, PostNormBlock if config.post_norm else Block
-        self.stem = make_stem(config)  # the identity; the hybrids have a ResNet here
+        self.stem = make_stem(config)  # the identity; a ResNet in hybrids
         self.patch_embed = PatchEmbed(config)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.num_registers, dim)) if config.num_registers else None
@@ -104,7 +104,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.depth))
         norm_dim = config.pooled_dim if config.norm_after_pool else dim
         self.norm = nn.Identity() if config.post_norm else nn.LayerNorm(norm_dim, eps=config.norm_eps)
-        self.pool = make_pool(config)  # takes the class token
+        self.pool = make_pool(config)  # the class token
         self.pre_logits = nn.Linear(config.pooled_dim, config.pre_logits) if config.pre_logits else None
         head_dim = config.pre_logits or config.pooled_dim
         self.head = nn.Linear(head_dim, config.num_classes) if config.num_classes else nn.Identity()
@@ -114,18 +114,18 @@ class ViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W), or their flattened patches (B, N, C*P*P), to logits (B, K).
 
-        Without a head (num_classes 0) the image embeddings (B, D) come back.
+        Without a head (num_classes 0), it returns image embeddings (B, D).
         """
         return self.head(self.embed_images(images))
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """The image representation y that the head reads: (B, D)."""
+        """The image representation y, the input of the head: (B, D)."""
         return self.forward_pool(self.forward_features(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last block and, unless it comes after pooling, the final norm: (B, N, D)."""
         z, grid = self.embed_patches(images), patch_grid(images, self.config)
-        recompute = self.config.grad_checkpointing and self.training  # gradient checkpointing
+        recompute = self.config.grad_checkpointing and self.training
         for block in self.blocks:
             z = checkpoint(block, z, grid, use_reentrant=False) if recompute else block(z, grid)
         return z if self.config.norm_after_pool else self.norm(z)
@@ -138,7 +138,7 @@ class ViT(nn.Module):
         return self.drop(self.positions(x, self.prefix_tokens(x.shape[0]), patch_grid(images, self.config), keep))
 
     def patchify(self, images: Tensor) -> Tensor:
-        """x_p: images to flattened patches (B, N, C*P*P), which themselves pass through."""
+        """x_p: images to flattened patches (B, N, C*P*P); flattened patches are returned as they are."""
         flattened = (self.config.num_patches, self.patch_embed.proj.in_features)
         if self.config.stem == "linear" and tuple(images.shape[1:]) == flattened:
             return images
