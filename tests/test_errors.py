@@ -39,7 +39,7 @@ from patchword.errors import CheckpointError, ConfigError, ImageError, Note, Pat
 from patchword.serve import app, service
 from patchword.serve.limits import Limits
 from patchword.serve.problem_json import STATUSES, Problem
-from patchword.serve.read_uploads import Upload, read_uploads
+from patchword.serve.uploads import Upload, read_uploads
 from patchword.studies import run_study as studies
 from patchword.studies.study import Cell
 from patchword.training import TrainResult
@@ -212,7 +212,7 @@ def test_stating_the_preprocessing_drops_the_note_of_what_was_assumed() -> None:
 def test_the_exit_code_of_a_run_counts_images_not_words(tmp_path: Path) -> None:
     note = Note("All images are fine: there is none that could not be read.", "note")
     assert print_train_result(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (note,)), json=False) == 0
-    assert print_train_result(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (), unreadable=1), json=False) == 3
+    assert print_train_result(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (), num_unreadable=1), json=False) == 3
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_server_names_its_own_limit_of_pixels(
     def load(*_: object, **__: object) -> Image.Image:
         raise error
 
-    monkeypatch.setattr(service, "load_image", load)
+    monkeypatch.setattr(service, "decode", load)
     itself: Any = types.SimpleNamespace(preprocess=make_checkpoint().preprocess, limits=Limits(pixels=1234))
     found = service.Service.decode(itself, Upload("a.png", b""), False)
     assert isinstance(found, ImageError)
@@ -355,7 +355,7 @@ def test_exit_codes_of_requests(model: Path) -> None:
 
 def test_an_internal_error_is_exit_code_1(model: Path, tmp_path: Path) -> None:
     """With a traceback: it is to be reported."""
-    broken = "import patchword.inference.predict as p\np.find_files = lambda images: 1 / 0\n"
+    broken = "import patchword.inference.inputs as p\np.resolve_images = lambda images: 1 / 0\n"
     (tmp_path / "sitecustomize.py").write_text(broken)
     places = os.pathsep.join([str(tmp_path), str(SOURCE.parent)])
     failed = run("predict", model, tmp_path / "red.png", PYTHONPATH=places)

@@ -11,16 +11,16 @@ from sklearn.datasets import load_digits
 import patchword as pw
 from helpers.command import run
 from helpers.small_checkpoint import make_checkpoint
-from patchword.checkpoints import SHIPPED, read_checkpoint, write_checkpoint
+from patchword.checkpoints import BUNDLED_DIR, read_checkpoint, write_checkpoint
 from patchword.config import AugmentConfig, DataConfig, ProgressiveResizeConfig
 from patchword.errors import CheckpointError, ConfigError, PatchwordError
 from patchword.recipes import load_recipe
 
 
 def test_it_is_there_and_small() -> None:
-    shipped = sorted(path.name for path in SHIPPED.iterdir())
+    shipped = sorted(path.name for path in BUNDLED_DIR.iterdir())
     assert shipped == ["cifar10"]
-    assert sum(path.stat().st_size for path in (SHIPPED / "cifar10").iterdir()) < 5 * 2**20
+    assert sum(path.stat().st_size for path in (BUNDLED_DIR / "cifar10").iterdir()) < 5 * 2**20
     found = read_checkpoint("patchword:cifar10")
     assert found.labels is not None
     assert found.labels[3] == "cat"
@@ -68,7 +68,7 @@ def test_it_is_a_better_beginning_than_none(tmp_path: Path) -> None:
     scratch = recipe.replace(**changes, **whole, data=DataConfig())
     started = scratch.replace(init="patchword:cifar10", head_init="probe")
     found = {
-        name: pw.train(config, tmp_path / name, parts=few_digits()).figures["val"]["top1"]
+        name: pw.train(config, tmp_path / name, splits=few_digits()).metrics["val"]["top1"]
         for name, config in {"scratch": scratch, "started": started}.items()
     }
     assert found["started"] > found["scratch"] + 0.02, found

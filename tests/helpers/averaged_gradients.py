@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from patchword.training import distributed as module
-from patchword.training.distributed import ProcessGroup, buckets
+from patchword.training.distributed import ProcessGroup, make_buckets
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
             parameter.grad = gradient.clone()
         parameters[3].grad = None
         parameters[4].grad = everyone[world.rank][4].t().clone()  # as a convolution's may be: not contiguous
-        assert [len(b) for b in buckets(p.grad for p in parameters if p.grad is not None)] == [2, 1, 1]
+        assert [len(b) for b in make_buckets(p.grad for p in parameters if p.grad is not None)] == [2, 1, 1]
         world.average_gradients(parameters)
         means = [torch.stack(each).mean(0) for each in zip(*everyone, strict=True)]
         assert parameters[3].grad is None

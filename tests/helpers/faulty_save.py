@@ -23,7 +23,7 @@ from patchword.checkpoints.checkpoint import Checkpoint
 from patchword.config import ViTConfig
 from patchword.data.preprocess import Preprocess
 from patchword.errors import CheckpointError
-from patchword.training.checkpointing import Snapshot, Store
+from patchword.training.checkpointing import Snapshot, CheckpointStore
 
 CALLS = {n: getattr(os, n) for n in ["open", "write", "fsync", "mkdir", "rename", "scandir", "unlink", "rmdir"]}
 CREATING = ("write", "fsync", "mkdir")  # what a full disk refuses
@@ -82,7 +82,7 @@ class Faults:
 
 def save(run: Path, call: int, kind: str) -> list[str]:
     """The names of the calls of a save."""
-    store, saved = Store(run, keep=2), content(NEW)
+    store, saved = CheckpointStore(run, keep_last=2), content(NEW)
     store.load()
     with Faults(call, kind) as faults:
         store.save(*saved)

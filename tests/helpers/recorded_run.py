@@ -12,63 +12,60 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from patchword.data.loader import Batch, Loader
 from patchword.errors import Stopped, TrainingError
 from patchword.recipes import load_recipe
 from patchword.training import resume, train
-from patchword.training.callbacks import Callback
+from patchword.training.callbacks import Callback, LogRow
 
 
 class StopAt(Callback):
+    """Sends this process SIGTERM after a step."""
+
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
-        if (row["kind"], row["step"]) == ("train", self.step):  # once: the second signal would be obeyed at once
+    def on_step(self, row: LogRow, progress: float, seconds_left: float) -> None:
+        if row["step"] == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 class PauseAt(Callback):
-    """The other processes then wait for the first one, in the middle of an exchange."""
+    """Waits after a step; the other processes then wait for the first one, within a collective operation."""
 
     def __init__(self, step: int, sign: Path) -> None:
         self.step, self.sign = step, sign
 
-    def tick(self, row: dict[str, Any], progress: float, left: float) -> None:
+    def on_step(self, row: LogRow, progress: float, seconds_left: float) -> None:
         if row["step"] == self.step:
             self.sign.touch()
             while self.sign.exists():
                 time.sleep(0.001)
 
-    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
-        if row["kind"] == "train":
-            self.tick(row, progress, left)
-
 
 def record(log: Path, poison: int) -> None:
-    prepare = Loader.training_batch
+    prepare = Loader.make_train_batch
 
-    def recorded(self: Loader, stretch: tuple[int, int]) -> Batch:
-        batch = prepare(self, stretch)
+    def recorded(self: Loader, batch_range: tuple[int, int]) -> Batch:
+        batch = prepare(self, batch_range)
         with log.open("a") as file:
-            file.writelines(f"{p} {i}\n" for p, i in zip(range(*stretch), batch.indices, strict=True))
-        if stretch[0] == poison:
+            file.writelines(f"{p} {i}\n" for p, i in zip(range(*batch_range), batch.indices, strict=True))
+        if batch_range[0] == poison:
             batch.images[0, 0, 0, 0] = float("nan")
         return batch
 
-    Loader.training_batch = recorded  # type: ignore[method-assign]
+    Loader.make_train_batch = recorded  # type: ignore[method-assign]
 
 
 def main(recipe: str, run: str, log: str, stop: str = "-1", poison: str = "-1", pause: str = "-1") -> None:
     record(Path(log), int(poison))
-    watchers = (StopAt(int(stop)), PauseAt(int(pause), Path(f"{log}.paused")))
+    callbacks = (StopAt(int(stop)), PauseAt(int(pause), Path(f"{log}.paused")))
     try:
         if Path(run).exists():
-            resume(run, watchers=watchers)
+            resume(run, callbacks=callbacks)
         else:
-            train(load_recipe(recipe), run, watchers=watchers)
+            train(load_recipe(recipe), run, callbacks=callbacks)
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except TrainingError as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
-from patchword.training.run_dir import LOCK
+from patchword.training.run_dir import LOCK_FILE
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CLOCKS = ("seconds", "images_per_second")  # what differs between two runs that are the same
@@ -75,7 +75,7 @@ class Child:
         self.signal(signal.SIGKILL)
         return self.wait()
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
 
@@ -188,18 +188,18 @@ def signal_at(moment: str, number: int) -> None:
 
     From the inside, since whoever watches a run from the outside may be too late on a busy machine.
     """
-    from patchword.training import checkpointing as state
-    from patchword.training import finish
-    from patchword.training import run as loop
+    from patchword.training import checkpointing
+    from patchword.training import run as run_module
     from patchword.training.trainer import Trainer
 
     places: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-        "start": (loop.Run, "go", lambda *_: True),
-        "save": (state, "write_file", lambda path, *_: path.name == state.STATE),  # the model is written already
-        "evaluation": (loop, "ask", lambda *_: True),
-        "finish": (finish, "write_report", lambda *_: True),  # the model is published already
+        "start": (run_module.Run, "run", lambda *_: True),
+        # The model is written already.
+        "save": (checkpointing, "write_file", lambda path, *_: path.name == checkpointing.STATE_FILE),
+        "evaluation": (run_module, "evaluate_split", lambda *_: True),
+        "finish": (run_module, "write_training_report", lambda *_: True),  # the model is published already
     }
-    default = (Trainer, "advance", lambda trainer, *_: trainer.step >= int(moment))
+    default = (Trainer, "train_step", lambda trainer, *_: trainer.step >= int(moment))
     place, name, is_due = places.get(moment, default)
     function = getattr(place, name)
 
@@ -235,7 +235,7 @@ def end_of(run: Path, steps: int) -> dict[str, Any]:
 def leftovers(run: Path) -> list[str]:
     """Files and folders that were only to be there for a moment, but for the file that a killed process had locked."""
     found = [path for path in run.rglob("*") if path.name.startswith(".") or ".part" in path.name]
-    return [str(path.relative_to(run)) for path in found if path != run / LOCK]
+    return [str(path.relative_to(run)) for path in found if path != run / LOCK_FILE]
 
 
 def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
@@ -288,7 +288,7 @@ def killed_again_and_again(nursery: Nursery, recipe: str, run: Path, moments: It
         if is_finished(run):
             return kills
     child = go_on(nursery, recipe, run)
-    assert child.wait() == 0, child.said()
+    assert child.wait() == 0, child.output()
     return kills
 
 
@@ -313,7 +313,7 @@ def together(nursery: Nursery, size: int, *arguments: str | Path, script: Path =
 
 def ended(children: list[Child], code: int) -> None:
     codes = [child.wait() for child in children]
-    assert codes == [code] * len(children), "\n".join(child.said() for child in children)
+    assert codes == [code] * len(children), "\n".join(child.output() for child in children)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def stripes(count: int = 48, size: int = 8, channels: int = 1, classes: int = 4)
     return from_arrays(images, targets, labels=[f"stripe {i}" for i in range(classes)])
 
 
-def parts(**changes: Any) -> DatasetSplits:
+def make_splits(**changes: Any) -> DatasetSplits:
     return DatasetSplits(stripes(**changes), stripes(16, **changes), stripes(20, **changes))
 
 
@@ -33,6 +33,6 @@ def config(**changes: Any) -> Config:
 
 
 def trainer(**changes: Any) -> Trainer:
-    made = Trainer(config(**changes), parts(), ProcessGroup(), fresh=True)
-    made.begin()
+    made = Trainer(config(**changes), make_splits(), ProcessGroup(), fresh=True)
+    made.start_loader()
     return made

@@ -66,11 +66,11 @@ class Enough(Exception):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     """Simulated seconds: a step takes a tenth of one, whatever the machine; all else takes no time."""
-    seconds, advance = [1000.0], Trainer.train_step
+    seconds, train_step = [1000.0], Trainer.train_step
 
     def slow(self: Trainer, progress: float) -> dict[str, float | None]:
         seconds[0] += 0.1
-        return advance(self, progress)
+        return train_step(self, progress)
 
     monkeypatch.setattr(Trainer, "train_step", slow)
     return lambda: seconds[0]

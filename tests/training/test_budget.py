@@ -13,12 +13,12 @@ import pytest
 import patchword as pw
 from helpers.runs import leftovers, shared_nursery, tiny, write_recipe
 from patchword.config import AugmentConfig, Config, OptimConfig, ScheduleConfig
-from patchword.training import finish, resume, train
-from patchword.training import run as loop
+from patchword.training import pacing, resume, train
+from patchword.training import run as run_module
 from patchword.training.callbacks import Callback
-from patchword.training.checkpointing import Store
-from patchword.training.run_dir import read_rows
-from patchword.training.schedule import BudgetClock, StepClock, rate
+from patchword.training.checkpointing import CheckpointStore
+from patchword.training.run_dir import read_metrics
+from patchword.training.schedule import BudgetClock, StepClock, lr_factor
 from patchword.training.trainer import Trainer
 
 BUDGET = 30.0  # simulated seconds
@@ -73,11 +73,10 @@ class Machine(Time):
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(Trainer, "advance", made.slowed(Trainer.advance, lambda *_: made.step(made.elapsed)))
-    for module in (loop, finish):
-        cost = made.slowed(module.ask, lambda model, loader: made.image * len(loader.source))
-        monkeypatch.setattr(module, "ask", cost)
-    monkeypatch.setattr(Store, "save", made.slowed(Store.save, lambda *_: made.save))
+    monkeypatch.setattr(Trainer, "train_step", made.slowed(Trainer.train_step, lambda *_: made.step(made.elapsed)))
+    evaluate = made.slowed(run_module.evaluate_split, lambda model, loader: made.image * len(loader.source))
+    monkeypatch.setattr(run_module, "evaluate_split", evaluate)
+    monkeypatch.setattr(CheckpointStore, "save", made.slowed(CheckpointStore.save, lambda *_: made.save))
     return made
 
 
@@ -87,7 +86,7 @@ class Dies(Callback):
     def __init__(self, machine: Machine, second: float) -> None:
         self.machine, self.second = machine, second
 
-    def tick(self, row: dict[str, Any], progress: float, left: float) -> None:
+    def on_step(self, row: dict[str, Any], progress: float, seconds_left: float) -> None:
         if self.machine.elapsed >= self.second:
             raise KeyboardInterrupt
 
@@ -95,7 +94,7 @@ class Dies(Callback):
 def check_end(run: Path, least: float = 0.5) -> list[dict[str, Any]]:
     """Finished, and far better than chance, which is 0.1; returns the rows."""
     assert pw.Classifier.load(str(run)).labels == tuple("0123456789")
-    rows = read_rows(run)
+    rows = read_metrics(run)
     assert rows[-1]["kind"] == "test"
     assert rows[-1]["top1"] > least
     assert rows[-2]["kind"] == "val" and rows[-2]["step"] == rows[-1]["step"], "the last step was evaluated"
@@ -136,7 +135,7 @@ def test_it_ends_on_time_where_evaluation_is_slow(machine: Machine, tmp_path: Pa
     assert BUDGET - 4 < machine.elapsed <= BUDGET
     before = [row for row in rows[:-2] if row["kind"] == "val"]
     assert bool(before) == (eval_every == 0.25)
-    assert len(before) * 0.006 * 144 <= loop.EVALUATION_SHARE * BUDGET, "evaluations take a tenth of the time at most"
+    assert len(before) * 0.006 * 144 <= pacing.MAX_EVAL_FRACTION * BUDGET, "evaluations take a tenth of the time at most"
 
 
 def test_it_ends_on_time_where_saving_is_slow(machine: Machine, tmp_path: Path) -> None:
@@ -153,10 +152,10 @@ def test_it_ends_on_time_where_saving_is_slow(machine: Machine, tmp_path: Path) 
 def test_time_before_a_kill_counts(machine: Machine, tmp_path: Path, lost: bool, monkeypatch: Any) -> None:
     """Even that of steps which the kill has undone."""
     if lost:
-        monkeypatch.setattr(loop.Run, "save_due", lambda self: False)
+        monkeypatch.setattr(pacing.Pacing, "is_save_due", lambda self: False)
     config, seconds = learner(BUDGET, eval_every=1e6), 18.0
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", now=machine, watchers=(Dies(machine, seconds),))
+        train(config, tmp_path / "run", now=machine, callbacks=(Dies(machine, seconds),))
     assert (tmp_path / "run/checkpoints").exists() != lost
     resume(tmp_path / "run", now=machine)
     check_end(tmp_path / "run", least=0.3)
@@ -168,7 +167,7 @@ def test_a_budget_that_is_spent_is_an_end(machine: Machine, tmp_path: Path) -> N
     """Killed before anything was evaluated, and resumed when no time is left: not a single step more is made."""
     with pytest.raises(KeyboardInterrupt):
         config = learner(BUDGET, eval_every=1e6)
-        train(config, tmp_path / "run", now=machine, watchers=(Dies(machine, 10.0),))
+        train(config, tmp_path / "run", now=machine, callbacks=(Dies(machine, 10.0),))
     (last,) = sorted((tmp_path / "run/checkpoints").glob("step-*"))[-1:]
     outcome = resume(tmp_path / "run", now=machine, started=machine() - 100)
     assert outcome is not None
@@ -181,14 +180,14 @@ def test_a_budget_too_short_for_a_second_step_is_reported(machine: Machine, tmp_
     outcome = train(learner(BUDGET), tmp_path / "run", now=machine)
     assert outcome is not None
     assert outcome.steps == 1
-    assert any("budget is too short" in note and "40 s" in note for note in outcome.notes)
+    assert any(note.code == "budget_too_short" and "40 s" in note for note in outcome.notes)
 
 
 def test_a_command_with_a_budget_comes_to_its_end(tmp_path: Path) -> None:
     """On the real clock, of which nothing is expected here but that it runs."""
     run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", learner(2.0))
     child = shared_nursery().run("train", recipe, "--out", run)
-    assert child.wait() == 0, child.said()
+    assert child.wait() == 0, child.output()
     check_end(run, least=-1)
 
 
@@ -203,10 +202,10 @@ def test_the_clock_lays_the_schedule_over_time() -> None:
     assert clock.progress(0) == 0.0  # the schedule begins with the first step
     now.seconds += 20
     assert clock.progress(7) == pytest.approx(0.5)
-    assert clock.left(7, 0.1) == pytest.approx(30.0)
+    assert clock.seconds_left(7, 0.1) == pytest.approx(30.0)
     now.seconds += 1000
     assert clock.progress(8) == 1.0
-    assert clock.left(8, 0.1) == 0.0
+    assert clock.seconds_left(8, 0.1) == 0.0
 
 
 def test_the_clock_stops_before_a_step_that_would_end_too_late() -> None:
@@ -214,20 +213,20 @@ def test_the_clock_stops_before_a_step_that_would_end_too_late() -> None:
     clock = BudgetClock(60.0, spent=0.0, started=1000.0, now=now)
     clock.reserve = 10.0
     for seconds in (1.0, 4.0, 2.0, 30.0, 3.0):  # one of them stalled
-        clock.made(seconds)
+        clock.record_step(seconds)
     now.seconds += 45.9
-    assert not clock.over(9)
+    assert not clock.is_over(9)
     now.seconds += 0.2
-    assert clock.over(9)
-    assert not clock.over(0), "one step is made in any case"
+    assert clock.is_over(9)
+    assert not clock.is_over(0), "one step is made in any case"
 
 
 def test_the_clock_counts_what_was_spent_before() -> None:
     clock = BudgetClock(60.0, spent=45.0, started=1000.0, now=Time())
-    clock.begun = 15.0
+    clock.first_step_at = 15.0
     assert clock.progress(5) == pytest.approx(30 / 45)
-    assert not clock.over(5)
-    assert BudgetClock(60.0, spent=60.5, started=1000.0, now=Time()).over(5)
+    assert not clock.is_over(5)
+    assert BudgetClock(60.0, spent=60.5, started=1000.0, now=Time()).is_over(5)
 
 
 @pytest.mark.parametrize("stall", [0.0, 20.0])
@@ -236,11 +235,11 @@ def test_the_rate_comes_down_however_uneven_the_steps_are(stall: float) -> None:
     clock = BudgetClock(60.0, spent=0.0, started=1000.0, now=now)
     clock.reserve = 5.0
     step, rates = 0, []
-    while not clock.over(step):
-        rates.append(rate(schedule, clock.progress(step)))
+    while not clock.is_over(step):
+        rates.append(lr_factor(schedule, clock.progress(step)))
         took = stall if step == 100 and stall else 0.1 + 0.1 * (step % 3)
         now.seconds += took
-        clock.made(took)
+        clock.record_step(took)
         step += 1
     assert now.seconds - 1000 <= 55.0
     assert max(rates) == pytest.approx(1.0, abs=0.01)
@@ -252,6 +251,6 @@ def test_the_rate_comes_down_however_uneven_the_steps_are(stall: float) -> None:
 def test_a_clock_of_steps_knows_no_time() -> None:
     clock = StepClock(40)
     assert clock.progress(10) == 0.25
-    assert not clock.over(39)
-    assert clock.over(40)
-    assert clock.left(30, 0.5) == 5.0
+    assert not clock.is_over(39)
+    assert clock.is_over(40)
+    assert clock.seconds_left(30, 0.5) == 5.0

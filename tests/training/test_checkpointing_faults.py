@@ -14,7 +14,7 @@ import torch
 from helpers.faulty_save import NEW, content
 from helpers.runs import Nursery, at, end_of, go_on, leftovers, shared_nursery, tiny, write_recipe
 from patchword.errors import CheckpointError
-from patchword.training.checkpointing import Store, read_checkpoint_folder
+from patchword.training.checkpointing import CheckpointStore, read_training_checkpoint
 
 SCRIPT = Path(__file__).parents[1] / "helpers/faulty_save.py"
 SITUATIONS = ("usual", "first", "damaged")  # two checkpoints and litter; none; two, and a damaged one of the same step
@@ -29,7 +29,7 @@ def make_run(run: Path, situation: str) -> None:
     run.mkdir()
     if situation == "first":
         return
-    store = Store(run, keep=2)
+    store = CheckpointStore(run, keep_last=2)
     for step in (10, 20):
         store.save(*content(step))
     if situation == "usual":
@@ -41,10 +41,10 @@ def make_run(run: Path, situation: str) -> None:
 
 def check_loaded(run: Path, allowed: set[int | None]) -> None:
     """One of these steps is loaded, and is exactly what was saved then."""
-    found = Store(run, keep=2).load()
-    assert (found[0].step if found else None) in allowed
+    found = CheckpointStore(run, keep_last=2).load()
+    assert (found.snapshot.step if found else None) in allowed
     if found is not None:
-        snapshot, model, _ = found
+        snapshot, model = found.snapshot, found.model
         saved, checkpoint = content(snapshot.step)
         assert replace(snapshot, tensors={}) == replace(saved, tensors={})
         torch.testing.assert_close(snapshot.tensors, saved.tensors, rtol=0, atol=0)
@@ -54,12 +54,12 @@ def check_loaded(run: Path, allowed: set[int | None]) -> None:
 def check_survival(run: Path, situation: str) -> None:
     """The old checkpoint or the new one is whole, nothing else passes for one, and the next save needs no help."""
     check_loaded(run, {None if situation == "first" else 20, NEW})
-    store = Store(run, keep=2)
+    store = CheckpointStore(run, keep_last=2)
     found = store.load()
-    assert found is None or situation == "damaged" or found[2] == []
+    assert found is None or situation == "damaged" or found.notes == []
     for step in store.steps():
         if (situation, step) != ("damaged", NEW):
-            read_checkpoint_folder(store.path(step))
+            read_training_checkpoint(store.path(step))
     store.save(*content(NEW + 10))
     check_loaded(run, {NEW + 10})
     assert leftovers(run) == []
@@ -70,8 +70,8 @@ def test_a_kill_at_every_call_of_a_save(nursery: Nursery, tmp_path: Path, situat
     make_run(tmp_path / "run", situation)
     shutil.copytree(tmp_path / "run", tmp_path / "clean")
     child = nursery.run(SCRIPT, tmp_path / "clean")
-    assert child.wait() == 0, child.said()
-    calls = child.said().split()
+    assert child.wait() == 0, child.output()
+    calls = child.output().split()
     assert len(calls) > 25
     assert {"mkdir", "open", "write", "fsync", "rename"} <= set(calls)
     check_loaded(tmp_path / "clean", {NEW})
@@ -89,8 +89,8 @@ def test_a_kill_at_every_call_of_a_save(nursery: Nursery, tmp_path: Path, situat
 def test_an_error_at_every_call_of_a_save(nursery: Nursery, tmp_path: Path, situation: str, kind: str) -> None:
     make_run(tmp_path / "run", situation)
     child = nursery.run(SCRIPT, tmp_path / "run", kind)
-    assert child.wait() == 0, child.said()
-    messages = [json.loads(line) for line in child.said().splitlines()]
+    assert child.wait() == 0, child.output()
+    messages = [json.loads(line) for line in child.output().splitlines()]
     assert len(messages) > 25
     assert messages.count("nothing") <= 1
     for number, message in enumerate(messages):
@@ -104,11 +104,11 @@ def test_an_error_at_every_call_of_a_save(nursery: Nursery, tmp_path: Path, situ
 
 def check_message(said: str, run: Path, kind: str) -> None:
     """It names the checkpoint, the reason, what is intact and what to do."""
-    store = Store(run, 2)
+    store = CheckpointStore(run, 2)
     reason = "No space left on device" if kind == "ENOSPC" else "Input/output error"
     assert f"{store.path(NEW)} failed ({reason})" in said
     found = store.load()
-    intact = f"The checkpoint of step {found[0].step} is intact." if found else "No earlier checkpoint is intact."
+    intact = f"The checkpoint of step {found.snapshot.step} is intact." if found else "No earlier checkpoint is intact."
     if kind != "gone":  # then nothing can be read, either
         assert intact in said
     assert f"patchword resume {run}" in said
@@ -118,7 +118,7 @@ def test_no_damage_is_loaded(tmp_path: Path) -> None:
     """1,000 flipped bits and truncations, each alone: the file is named, and the checkpoint before is loaded."""
     chance = random.Random(0)
     make_run(tmp_path / "run", "usual")
-    store = Store(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run", keep_last=2)
     store.save(*content(NEW))
     files = sorted(store.path(NEW).iterdir())
     assert [f.name for f in files] == ["model.json", "model.safetensors", "state.json", "state.safetensors"]
@@ -132,33 +132,33 @@ def test_no_damage_is_loaded(tmp_path: Path) -> None:
             damaged = bytearray(whole[: chance.randrange(len(whole))])
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=re.escape(str(path))):
-            read_checkpoint_folder(store.path(NEW))
+            read_training_checkpoint(store.path(NEW))
         if number % 20 < 4:  # what follows from that is always the same, and takes longer
             found = store.load()
             assert found is not None
-            assert found[0].step == 20
-            assert len(found[2]) == 1
-            assert str(path) in found[2][0]
+            assert found.snapshot.step == 20
+            assert len(found.notes) == 1
+            assert str(path) in found.notes[0]
         path.write_bytes(whole)
     check_loaded(tmp_path / "run", {NEW})
 
 
 def test_a_missing_file_is_damage_too(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "usual")
-    store = Store(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run", keep_last=2)
     for path in sorted(store.path(20).iterdir()):
         whole = path.read_bytes()
         path.unlink()
         found = store.load()
         path.write_bytes(whole)
         assert found is not None
-        assert found[0].step == 10
-        assert str(path) in found[2][0]
+        assert found.snapshot.step == 10
+        assert str(path) in found.notes[0]
 
 
 def test_all_damaged_is_an_error_that_names_all(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "usual")
-    store = Store(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run", keep_last=2)
     for step, name in ((10, "state.safetensors"), (20, "model.json")):
         path = store.path(step) / name
         path.write_bytes(path.read_bytes()[:-1])
@@ -170,15 +170,15 @@ def test_all_damaged_is_an_error_that_names_all(tmp_path: Path) -> None:
 
 def test_damaged_later_checkpoints_do_not_crowd_out_new_ones(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "usual")
-    store = Store(tmp_path / "run", keep=3)
+    store = CheckpointStore(tmp_path / "run", keep_last=3)
     for step in (40, 50):
         store.save(*content(step))
-    store = Store(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run", keep_last=2)
     for step in (40, 50):
         (store.path(step) / "state.json").write_bytes(b"{}")
     found = store.load()
     assert found is not None
-    assert found[0].step == 20
+    assert found.snapshot.step == 20
     store.save(*content(NEW))
     assert store.steps() == [NEW, 20]
 
@@ -186,7 +186,7 @@ def test_damaged_later_checkpoints_do_not_crowd_out_new_ones(tmp_path: Path) -> 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
     """Saving it again would have to remove it first: for a moment there would be none."""
     make_run(tmp_path / "run", "usual")
-    store = Store(tmp_path / "run", keep=1)
+    store = CheckpointStore(tmp_path / "run", keep_last=1)
     store.load()
     before = (store.path(20) / "state.json").stat()
     store.save(*content(20))
@@ -195,21 +195,21 @@ def test_a_step_is_saved_once(tmp_path: Path) -> None:
 
 def test_a_damaged_best_is_the_best_no_more(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "usual")
-    store = Store(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run", keep_last=2)
     snapshot, model = content(NEW)
     store.save(replace(snapshot, best={"kind": "val", "step": 10, "top1": 0.9}), model)
     assert store.steps() == [NEW, 20, 10]
     found = store.load()
     assert found is not None
-    assert found[0].best is not None
-    assert found[2] == []
+    assert found.snapshot.best is not None
+    assert found.notes == []
     weights = store.path(10) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     found = store.load()
     assert found is not None
-    assert found[0].step == NEW
-    assert found[0].best is None
-    assert str(weights) in found[2][0]
+    assert found.snapshot.step == NEW
+    assert found.snapshot.best is None
+    assert str(weights) in found.notes[0]
 
 
 STEPS = 40
@@ -219,7 +219,7 @@ def started(nursery: Nursery, folder: Path) -> tuple[str, Path]:
     """A run that was stopped after its second checkpoint: that of an evaluation, and that of the stop."""
     recipe, run = write_recipe(folder / "recipe.py", tiny(steps=STEPS, save_every=0.05)), folder / "run"
     child = go_on(nursery, recipe, run, **at(STEPS - 10, signal.SIGTERM))
-    assert child.wait() == 143, child.said()
+    assert child.wait() == 143, child.output()
     assert len(list((run / "checkpoints").glob("step-*"))) >= 2
     return recipe, run
 
@@ -228,19 +228,19 @@ def started(nursery: Nursery, folder: Path) -> tuple[str, Path]:
 def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("undisturbed")
     child = go_on(nursery, write_recipe(folder / "recipe.py", tiny(steps=STEPS, save_every=3600.0)), folder / "run")
-    assert child.wait() == 0, child.said()
+    assert child.wait() == 0, child.output()
     return end_of(folder / "run", STEPS)
 
 
 def test_a_run_passes_over_a_damaged_checkpoint(nursery: Nursery, undisturbed: dict, tmp_path: Path) -> None:
     _, run = started(nursery, tmp_path)
-    damaged = Store(run, 2).path(Store(run, 2).steps()[0]) / "state.safetensors"
+    damaged = CheckpointStore(run, 2).path(CheckpointStore(run, 2).steps()[0]) / "state.safetensors"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
     child = nursery.run("resume", run)
-    assert child.wait() == 0, child.said()
-    assert f"{damaged} is damaged" in child.said()
+    assert child.wait() == 0, child.output()
+    assert f"{damaged} is damaged" in child.output()
     assert end_of(run, STEPS) == undisturbed
 
 
@@ -256,7 +256,7 @@ def test_what_kills_have_left_goes(nursery: Nursery, undisturbed: dict, tmp_path
     for name in (".model.safetensors.part", ".split.json.part", "faults/.step-00000003.x1y2/inner/file"):
         (run / name).touch()
     child = nursery.run("resume", run)
-    assert child.wait() == 0, child.said()
+    assert child.wait() == 0, child.output()
     assert leftovers(run) == []
     assert end_of(run, STEPS) == undisturbed
 
@@ -268,7 +268,7 @@ def test_lost_rows_do_not_stop_a_run(nursery: Nursery, undisturbed: dict, tmp_pa
     left = metrics.read_bytes()[:700]
     metrics.write_bytes(left)
     child = nursery.run("resume", run)
-    assert child.wait() == 0, child.said()
+    assert child.wait() == 0, child.output()
     assert metrics.read_bytes().startswith(left[: left.rfind(b"\n") + 1] + b'{"kind"')
     assert end_of(run, STEPS)["state"] == undisturbed["state"]
 
@@ -282,16 +282,16 @@ def test_a_full_disk_is_told_and_survived(nursery: Nursery, undisturbed: dict, t
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))\nmain(sys.argv[1:])\n"
     )
     recipe, run = started(nursery, tmp_path)
-    step = Store(run, 2).steps()[0]
+    step = CheckpointStore(run, 2).steps()[0]
     child = nursery.run(limited, "resume", run)
-    assert child.wait() == 2, child.said()
-    assert "File too large" in child.said()
-    assert "Traceback" not in child.said()
-    assert f"patchword resume {run}" in child.said()
+    assert child.wait() == 2, child.output()
+    assert "File too large" in child.output()
+    assert "Traceback" not in child.output()
+    assert f"patchword resume {run}" in child.output()
     if room > 1000:
-        assert f"The checkpoint of step {step} is intact" in child.said()
-    assert Store(run, 2).steps()[0] == step
+        assert f"The checkpoint of step {step} is intact" in child.output()
+    assert CheckpointStore(run, 2).steps()[0] == step
     child = nursery.run("resume", run)
-    assert child.wait() == 0, child.said()
+    assert child.wait() == 0, child.output()
     assert end_of(run, STEPS) == undisturbed
     assert leftovers(run) == []

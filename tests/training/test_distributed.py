@@ -90,10 +90,10 @@ def test_a_fault_in_one_share_stops_all(nursery: Nursery, tmp_path: Path) -> Non
     ended(children, 2)
     bad = [line.split()[1] for line in samples(tmp_path / "log").decode().splitlines()][5 * 32 + 16 : 6 * 32]
     for child in children:
-        assert "Step 6 met a number that is not finite (input, images) in the batch digits train" in child.said()
+        assert "Step 6 met a number that is not finite (input, images) in the batch digits train" in child.output()
     assert [path.name for path in (run / "faults").iterdir()] == ["step-00000005"]
     fault, again = replay(run / "faults/step-00000005")
-    assert again == fault.place
+    assert again == fault.location
     assert len(fault.samples) == len(bad) == 16
     state = {path.name: sha256(path) for path in (run / "checkpoints/step-00000005").iterdir()}
     ended(together(nursery, 2, recipe, run, tmp_path / "log", "-1", str(5 * 32 + 16)), 2)

@@ -112,14 +112,14 @@ import os, signal
 from patchword.training.trainer import Trainer
 
 if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
-    advance = Trainer.advance
+    train_step = Trainer.train_step
 
     def last_breath(self, progress):
         if self.step == 14:
             os.kill(os.getpid(), signal.SIGKILL)
-        return advance(self, progress)
+        return train_step(self, progress)
 
-    Trainer.advance = last_breath
+    Trainer.train_step = last_breath
 """
 
 
@@ -154,14 +154,14 @@ def test_resume_auto(nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path)
     child = nursery.run("train", recipe, "--out", run, "--resume", "auto")
     assert until(lambda: any((run / "checkpoints").glob("step-*")))
     child.signal(signal.SIGTERM)
-    assert child.wait() == 143, child.said()
+    assert child.wait() == 143, child.output()
     again = nursery.run("train", recipe, "--out", run, "--resume", "auto")
-    assert again.wait() == 0 and ", resumed at step " in again.said(), again.said()
+    assert again.wait() == 0 and ", resumed at step " in again.output(), again.output()
     assert end_of(run, STEPS) == end_of(reference, STEPS)
     files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     last = nursery.run("train", recipe, "--out", run, "--resume", "auto", "--json")
-    assert last.wait() == 0 and f"{run} is finished already" in last.said(), last.said()
-    assert f'"steps": {STEPS}' in last.said()
+    assert last.wait() == 0 and f"{run} is already finished" in last.output(), last.output()
+    assert f'"steps": {STEPS}' in last.output()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
 
 
@@ -173,11 +173,12 @@ def test_another_configuration_is_not_resumed(tmp_path: Path, monkeypatch: pytes
     other = config.replace(steps=2, optim=OptimConfig(lr=0.5))
     with pytest.raises(ConfigError) as refused:
         train(other, "named", resume="auto")
-    told = "optim.lr is 0.003 there, 0.5 here; steps is 1 there, 2 here."
-    assert f"named holds a run of another configuration: {told}" in str(refused.value)
+    assert refused.value.code == "run_differs"
+    assert "optim.lr is 0.003 there, 0.5 here; steps is 1 there, 2 here." in str(refused.value)
     assert Path("named/metrics.jsonl").read_bytes() == before
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError) as refused:
         train(config, "named")
+    assert refused.value.code == "run_exists"
     with pytest.raises(ConfigError, match="resume is 'always'; it must be 'auto' or 'never'"):
         train(config, "named", resume="always")  # type: ignore[arg-type]
 
@@ -189,12 +190,12 @@ def test_the_last_run_of_a_name_is_resumed(tmp_path: Path, monkeypatch: pytest.M
     other = config.replace(seed=1)
     outcomes = [train(each, resume="auto") for each in (config, config, other, other, config)]
     folders = ["tiny", "tiny", "tiny-2", "tiny-2", "tiny-3"]
-    assert [outcome.folder for outcome in outcomes if outcome] == [Path("runs") / name for name in folders]
+    assert [outcome.run_dir for outcome in outcomes if outcome] == [Path("runs") / name for name in folders]
     first, second, *_ = outcomes
     assert first
     assert second
-    assert (first.figures, first.steps) == (second.figures, second.steps)
-    assert "finished already" in second.notes[-1]
+    assert (first.metrics, first.steps) == (second.metrics, second.steps)
+    assert second.notes[-1].code == "finished"
 
 
 def test_precision_that_was_chosen_stays(tmp_path: Path) -> None:
@@ -203,4 +204,4 @@ def test_precision_that_was_chosen_stays(tmp_path: Path) -> None:
     for _ in range(2):
         outcome = train(config, tmp_path / "run", resume="auto")
     assert outcome
-    assert "finished already" in outcome.notes[-1]
+    assert outcome.notes[-1].code == "finished"

@@ -22,8 +22,8 @@ from patchword.engines.capabilities import probe_capabilities
 from patchword.errors import TrainingError
 from patchword.training import resume, train
 from patchword.training.distributed import ProcessGroup
-from patchword.training.nan_guard import Fault, Place, replay, write_fault
-from patchword.training.trainer import NotANumber, Trainer
+from patchword.training.nan_guard import Fault, FaultLocation, replay, write_fault
+from patchword.training.trainer import NonFiniteStepError, Trainer
 
 BEFORE = 2  # steps that are made before the fault
 SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0])  # for each class
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def parts() -> DatasetSplits:
+def splits() -> DatasetSplits:
     """Blots: 120 pictures of four classes."""
     noise = np.random.default_rng(0)
     targets = np.arange(120) % 4
@@ -117,31 +117,31 @@ SETTINGS = [
 ]
 
 
-def make_trainer(parts: DatasetSplits, setting: Setting, **changes: Any) -> Trainer:
+def make_trainer(splits: DatasetSplits, setting: Setting, **changes: Any) -> Trainer:
     accumulate, ema, stem, optimiser, sam = setting
     model = tiny().model.replace(stem=stem, stem_layers=(8,) if stem == "conv" else ())
     optim = OptimConfig(name=optimiser, sam_rho=sam)  # type: ignore[arg-type]
     config = configured(grad_accum_steps=accumulate, ema=ema, model=model, optim=optim, **changes)
-    trainer = Trainer(config, parts, ProcessGroup(), fresh=True)
-    trainer.begin()
+    trainer = Trainer(config, splits, ProcessGroup(), fresh=True)
+    trainer.start_loader()
     for _ in range(BEFORE):
-        trainer.advance(0.5)
+        trainer.train_step(0.5)
     return trainer
 
 
 def bits(trainer: Trainer) -> dict[str, bytes]:
     """Everything that training changes: weights, buffers, averages, optimiser state, and the count of steps."""
-    tensors = {f"model.{n}": t for n, t in trainer.model.state_dict().items()} | trainer.state()
-    if trainer.average is not None:
-        tensors |= {f"average.{n}": t for n, t in trainer.average.model.state_dict().items()}
+    tensors = {f"model.{n}": t for n, t in trainer.model.state_dict().items()} | trainer.state_tensors()
+    if trainer.ema is not None:
+        tensors |= {f"average.{n}": t for n, t in trainer.ema.model.state_dict().items()}
     return {n: t.detach().numpy().tobytes() for n, t in tensors.items()} | {"step": bytes([trainer.step])}
 
 
 def failed_step(trainer: Trainer) -> tuple[Fault, dict[str, Tensor]]:
     """The fault, after a look at whether all is as it was before the step."""
     before = bits(trainer)
-    with pytest.raises(NotANumber) as caught:
-        trainer.advance(0.5)
+    with pytest.raises(NonFiniteStepError) as caught:
+        trainer.train_step(0.5)
     assert bits(trainer) == before
     assert all(p.grad is None for p in trainer.model.parameters())
     return caught.value.args[0]
@@ -153,7 +153,7 @@ def check_replay(folder: Path, trainer: Trainer, fault: Fault, batch: dict[str, 
     assert {path.name for path in written.iterdir()} == files  # none of them a pickle
     recorded, again = replay(written)
     assert recorded == fault
-    assert again == fault.place
+    assert again == fault.location
     assert again is not None
     assert len(again.sha256) == 64
 
@@ -167,111 +167,111 @@ def spoiled(batches: Iterator[Batch], number: int, spoil: Callable[[Batch], None
 
 @pytest.mark.parametrize("cause", IN_BATCH)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s)))
-def test_a_bad_batch(parts: DatasetSplits, tmp_path: Path, cause: str, setting: Setting) -> None:
+def test_a_bad_batch(splits: DatasetSplits, tmp_path: Path, cause: str, setting: Setting) -> None:
     spoil, where, layer = IN_BATCH[cause]
-    trainer = make_trainer(parts, setting)
+    trainer = make_trainer(splits, setting)
     bad_part = setting[0] - 1
-    names = [parts.train.name(int(i)) for i in trainer.loader.order(*part_of(trainer, bad_part))[0]]  # type: ignore
+    names = [splits.train.name(int(i)) for i in trainer.loader.sampler(*part_of(trainer, bad_part))[0]]  # type: ignore
     trainer.batches = spoiled(trainer.batches, bad_part, spoil)
     fault, batch = failed_step(trainer)
-    assert fault.place is not None
-    assert (fault.place.where, fault.place.layer) == (where, layer)
+    assert fault.location is not None
+    assert (fault.location.stage, fault.location.layer) == (where, layer)
     assert (fault.step, fault.part, fault.samples) == (BEFORE, bad_part, names)
     check_replay(tmp_path, trainer, fault, batch)
-    trainer.advance(0.5)  # the batches after it are good
+    trainer.train_step(0.5)  # the batches after it are good
 
 
 def part_of(trainer: Trainer, part: int) -> tuple[int, int]:
     """The positions of a part of the next step."""
-    return list(itertools.islice(trainer.stretches(trainer.step), part + 1))[part]
+    return list(itertools.islice(trainer.batch_ranges(trainer.step), part + 1))[part]
 
 
 @pytest.mark.parametrize("cause", IN_WEIGHTS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s)))
-def test_bad_weights(parts: DatasetSplits, tmp_path: Path, cause: str, setting: Setting) -> None:
+def test_bad_weights(splits: DatasetSplits, tmp_path: Path, cause: str, setting: Setting) -> None:
     spoil, where, layer = IN_WEIGHTS[cause]
-    trainer = make_trainer(parts, setting)
+    trainer = make_trainer(splits, setting)
     with torch.no_grad():
         spoil(trainer.model)
     fault, batch = failed_step(trainer)
-    assert fault.place is not None
-    assert fault.place.where == where
-    assert fault.place.layer.startswith(layer)
+    assert fault.location is not None
+    assert fault.location.stage == where
+    assert fault.location.layer.startswith(layer)
     assert fault.step == BEFORE
     assert len(fault.samples) == 16 // setting[0]
     check_replay(tmp_path, trainer, fault, batch)
 
 
-def test_in_bf16_it_is_looked_for_in_bf16(parts: DatasetSplits, tmp_path: Path) -> None:
+def test_in_bf16_it_is_looked_for_in_bf16(splits: DatasetSplits, tmp_path: Path) -> None:
     if not probe_capabilities().bf16_works:
         pytest.skip("this processor cannot compute in bf16")
-    trainer = make_trainer(parts, SETTINGS[0], precision="bf16")
+    trainer = make_trainer(splits, SETTINGS[0], precision="bf16")
     spoil, where, layer = next(iter(IN_WEIGHTS.values()))
     with torch.no_grad():
         spoil(trainer.model)
     fault, batch = failed_step(trainer)
     assert fault.precision == "bf16"
-    assert fault.place is not None
-    assert fault.place.where == where
-    assert fault.place.layer.startswith(layer)
+    assert fault.location is not None
+    assert fault.location.stage == where
+    assert fault.location.layer.startswith(layer)
     check_replay(tmp_path, trainer, fault, batch)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s)))
-def test_a_gradient_that_goes_wrong_once(parts: DatasetSplits, setting: Setting) -> None:
+def test_a_gradient_that_goes_wrong_once(splits: DatasetSplits, setting: Setting) -> None:
     """A fault of the machine: nothing is there to be met again, but the step is not made, either."""
-    trainer = make_trainer(parts, setting)
+    trainer = make_trainer(splits, setting)
     weight = dict(trainer.model.named_parameters())["head.weight"]
     passes = itertools.count(1)
     last = setting[0] * (2 if setting[4] else 1)  # with SAM the weights are then elsewhere
     hook = weight.register_hook(lambda gradient: gradient * (float("inf") if next(passes) == last else 1))
     fault, _ = failed_step(trainer)
-    assert fault.place is None
+    assert fault.location is None
     hook.remove()
-    trainer.advance(0.5)
+    trainer.train_step(0.5)
 
 
-def test_frozen_weights_and_class_weights(parts: DatasetSplits, tmp_path: Path) -> None:
+def test_frozen_weights_and_class_weights(splits: DatasetSplits, tmp_path: Path) -> None:
     """The replay knows nothing of what was frozen, and meets the fault in the same place."""
-    trainer = make_trainer(parts, SETTINGS[2], freeze=("head", "norm"), class_weights=True)
+    trainer = make_trainer(splits, SETTINGS[2], freeze=("head", "norm"), class_weights=True)
     with torch.no_grad():
         spoil_gradient(trainer.model)
     fault, batch = failed_step(trainer)
     check_replay(tmp_path, trainer, fault, batch)
 
 
-def test_lora(parts: DatasetSplits, tmp_path: Path) -> None:
-    trainer = make_trainer(parts, SETTINGS[0], lora_rank=2)
+def test_lora(splits: DatasetSplits, tmp_path: Path) -> None:
+    trainer = make_trainer(splits, SETTINGS[0], lora_rank=2)
     with torch.no_grad():
         spoil_mlp(trainer.model)
     fault, batch = failed_step(trainer)
-    assert fault.place is not None
-    assert fault.place.layer.startswith("blocks.1")
+    assert fault.location is not None
+    assert fault.location.layer.startswith("blocks.1")
     check_replay(tmp_path, trainer, fault, batch)
 
 
 def test_a_run_stops_keeps_the_cause_and_goes_on(
-    parts: DatasetSplits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    splits: DatasetSplits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole road: the message, the fault folder, the same on resumption, and the right end without the cause."""
     config, run = configured(data=tiny().data.replace(num_workers=2)), tmp_path / "run"
-    train(config, tmp_path / "undisturbed", parts=parts)
-    prepare = Loader.training_batch
+    train(config, tmp_path / "undisturbed", splits=splits)
+    prepare = Loader.make_train_batch
 
-    def spoil(self: Loader, stretch: tuple[int, int]) -> Batch:
-        batch = prepare(self, stretch)
-        if stretch[0] == 7 * 16 + 8:  # step 8, second part
+    def spoil(self: Loader, batch_range: tuple[int, int]) -> Batch:
+        batch = prepare(self, batch_range)
+        if batch_range[0] == 7 * 16 + 8:  # step 8, second part
             batch.images[0, 0, 0, 0] = float("nan")
         return batch
 
     with monkeypatch.context() as patched:
-        patched.setattr(Loader, "training_batch", spoil)
+        patched.setattr(Loader, "make_train_batch", spoil)
         with pytest.raises(TrainingError) as first:
-            train(config, run, parts=parts)
+            train(config, run, splits=splits)
         state = {p.name: sha256(p) for p in (run / "checkpoints/step-00000007").iterdir()}
         rows = (run / "metrics.jsonl").read_bytes()
         with pytest.raises(TrainingError) as second:
-            resume(run, parts=parts)
+            resume(run, splits=splits)
     names = json.loads((run / "faults/step-00000007/fault.json").read_text())["samples"]
     assert str(first.value).startswith(
         f"Step 8 met a number that is not finite (input, images) in the batch {names[0]}, "
@@ -284,20 +284,20 @@ def test_a_run_stops_keeps_the_cause_and_goes_on(
     faults = [replay(folder) for folder in sorted((run / "faults").iterdir())]
     assert len(faults) == 2
     assert faults[0] == faults[1]
-    assert faults[0][0].place == faults[0][1]
+    assert faults[0][0].location == faults[0][1]
     assert {p.name: sha256(p) for p in (run / "checkpoints/step-00000007").iterdir()} == state
     assert (run / "metrics.jsonl").read_bytes() == rows
-    resume(run, parts=parts)
+    resume(run, splits=splits)
     assert end_of(run, 12) == end_of(tmp_path / "undisturbed", 12)
 
 
-def test_a_replay_can_tell_a_difference(parts: DatasetSplits, tmp_path: Path) -> None:
+def test_a_replay_can_tell_a_difference(splits: DatasetSplits, tmp_path: Path) -> None:
     """A record that says something else than what happens is found out."""
-    trainer = make_trainer(parts, SETTINGS[0])
+    trainer = make_trainer(splits, SETTINGS[0])
     with torch.no_grad():
         spoil_head(trainer.model)
     fault, batch = failed_step(trainer)
-    assert fault.place is not None
-    wrong = dataclasses.replace(fault, place=Place("loss", "loss", "0" * 64))
+    assert fault.location is not None
+    wrong = dataclasses.replace(fault, location=FaultLocation("loss", "loss", "0" * 64))
     recorded, again = replay(write_fault(tmp_path, wrong, trainer.checkpoint(raw=True), batch, None))
-    assert recorded.place != again == fault.place
+    assert recorded.location != again == fault.location

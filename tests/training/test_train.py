@@ -1,6 +1,7 @@
 """Training: every recipe makes a step, every option does what it says, and a run leaves what it promises."""
 
 import contextlib
+import itertools
 import json
 import math
 import signal
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import patchword as pw
-from helpers.tiny_trainer import TINY, config, parts, stripes, trainer
+from helpers.tiny_trainer import TINY, config, make_splits, stripes, trainer
 from patchword.checkpoints import read_checkpoint, write_checkpoint
 from patchword.checkpoints.checkpoint import Checkpoint
 from patchword.config import (
@@ -38,19 +39,18 @@ from patchword.engines.capabilities import probe_capabilities
 from patchword.errors import CheckpointError, ConfigError, DataError, Stopped, TrainingError
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import resume, train
-from patchword.training import run as loop
+from patchword.training import run as run_module
 from patchword.training.callbacks import Callback
 from patchword.training.distributed import ProcessGroup
 from patchword.training.ema import ModelEma
 from patchword.training.init_model import freeze
-from patchword.training.lora import add_lora, merged_state
-from patchword.training.objective import class_weights, label_order, make_objective
+from patchword.training.lora import add_lora, merge_lora
+from patchword.training.objective import class_weights, match_teacher_classes, make_objective
 from patchword.training.optimizers import Muon, SAM, make_optimizers, newton_schulz, orthogonalize
 from patchword.training.run_dir import create_run_dir
 from patchword.training.schedule import BudgetClock, lr_factor
 from patchword.training.trainer import Trainer
-from patchword.training.validation import Answers, ask
-import itertools
+from patchword.training.evaluator import EvalOutputs, evaluate_split
 
 
 def renamed(source: ArraySource) -> ArraySource:
@@ -59,7 +59,7 @@ def renamed(source: ArraySource) -> ArraySource:
 
 
 def losses(made: Trainer, steps: int) -> list[float]:
-    return [float(made.advance(0.5)["loss"] or 0) for _ in range(steps)]
+    return [float(made.train_step(0.5)["loss"] or 0) for _ in range(steps)]
 
 
 def shrunk(recipe: Config, teacher: Path) -> Config:
@@ -102,7 +102,7 @@ def teacher(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_makes_a_step(name: str, teacher: Path, tmp_path: Path) -> None:
     data = DatasetSplits(stripes(16, 16, 3), stripes(8, 16, 3))
-    outcome = train(shrunk(load_recipe(name), teacher), tmp_path / "run", parts=data)
+    outcome = train(shrunk(load_recipe(name), teacher), tmp_path / "run", splits=data)
     assert outcome is not None
     assert outcome.steps == 1
     assert pw.Classifier.load(tmp_path / "run").labels == data.train.labels
@@ -126,9 +126,9 @@ def test_a_users_own_recipe(tmp_path: Path) -> None:
 
 
 def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
-    outcome = train(config(steps=80, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=parts())
+    outcome = train(config(steps=80, optim=OptimConfig(lr=1e-2)), tmp_path / "run", splits=make_splits())
     assert outcome is not None
-    assert outcome.figures["test"]["top1"] == 1.0
+    assert outcome.metrics["test"]["top1"] == 1.0
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert names == {
         "config.json", "split.json", "metrics.jsonl", "checkpoints", "model.safetensors", "model.json", "report.html",
@@ -146,20 +146,20 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
 
 
 def test_runs_are_never_overwritten(tmp_path: Path) -> None:
-    train(config(steps=1), tmp_path / "run", parts=parts())
-    with pytest.raises(ConfigError, match="never overwritten: patchword resume"):
-        train(config(steps=1), tmp_path / "run", parts=parts())
+    train(config(steps=1), tmp_path / "run", splits=make_splits())
+    with pytest.raises(ConfigError, match="never overwritten.*patchword resume"):
+        train(config(steps=1), tmp_path / "run", splits=make_splits())
 
 
 def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no model at"):
-        train(config(init=str(tmp_path / "weights"), steps=1), tmp_path / "run", parts=parts())
+        train(config(init=str(tmp_path / "weights"), steps=1), tmp_path / "run", splits=make_splits())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_evaluations_are_few_where_epochs_are_short(tmp_path: Path) -> None:
-    few = DatasetSplits(parts().train.subset(np.arange(16)), parts().train.subset(np.arange(16, 32)))
-    train(config(steps=450, batch_size=16, eval_every=1.0), tmp_path / "run", parts=few)
+    few = DatasetSplits(make_splits().train.subset(np.arange(16)), make_splits().train.subset(np.arange(16, 32)))
+    train(config(steps=450, batch_size=16, eval_every=1.0), tmp_path / "run", splits=few)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert 200 <= sum(row["kind"] == "val" for row in rows) <= 226
 
@@ -195,7 +195,7 @@ def test_balanced_sampling() -> None:
         ProcessGroup(),
         fresh=True,
     )
-    made.begin()
+    made.start_loader()
     seen = np.concatenate([next(made.batches).targets.numpy() for _ in range(30)])
     assert np.bincount(seen).min() > 0.2 * len(seen)
 
@@ -212,7 +212,7 @@ def test_class_weights_do_not_depend_on_how_a_batch_is_divided() -> None:
     for accumulate in (1, 4):
         run = config(class_weights=True, grad_accum_steps=accumulate, num_threads=1)
         made = Trainer(run, DatasetSplits(rare, rare), ProcessGroup(), fresh=True)
-        made.begin()
+        made.start_loader()
         found.append(losses(made, 6))
     assert found[1] == pytest.approx(found[0], abs=1e-5)
 
@@ -233,10 +233,10 @@ def test_groups_have_their_rates_and_decay() -> None:
     ].param_groups
     place = {id(p): g for g in groups for p in g["params"]}
     named = {n: place[id(p)] for n, p in model.named_parameters()}
-    assert named["head.weight"]["peak"] == 3.0
-    assert named["norm.weight"]["peak"] == 1.0
-    assert named["blocks.1.mlp.fc1.weight"]["peak"] == 0.5
-    assert named["patch_embed.proj.weight"]["peak"] == 0.125
+    assert named["head.weight"]["peak_lr"] == 3.0
+    assert named["norm.weight"]["peak_lr"] == 1.0
+    assert named["blocks.1.mlp.fc1.weight"]["peak_lr"] == 0.5
+    assert named["patch_embed.proj.weight"]["peak_lr"] == 0.125
     assert named["blocks.0.norm1.weight"]["weight_decay"] == 0 == named["positions.table"]["weight_decay"]
     assert named["blocks.0.attention.qkv.weight"]["weight_decay"] == 0.1
     assert len(place) == len(list(model.parameters()))
@@ -268,7 +268,7 @@ def test_muon_takes_a_fused_qkv_for_three() -> None:
     for p, g in zip(three, whole.grad.chunk(3), strict=True):
         p.grad = g.clone()
     for params, maps in (([whole], 3), (three, 1)):
-        Muon([{"params": params, "lr": 0.1, "weight_decay": 0.0, "maps": maps}]).step()
+        Muon([{"params": params, "lr": 0.1, "weight_decay": 0.0, "num_maps": maps}]).step()
     torch.testing.assert_close(whole.detach(), torch.cat([p.detach() for p in three]))
 
 
@@ -280,9 +280,9 @@ def test_muon_knows_queries_keys_and_values_by_name() -> None:
         parameter.requires_grad_(True)
     (muon,) = [o for o in make_optimizers(model, OptimConfig(name="muon")) if isinstance(o, Muon)]
     names = {id(p): n for n, p in model.named_parameters()}
-    threes = {names[id(p)] for g in muon.param_groups if g["maps"] == 3 for p in g["params"]}
+    threes = {names[id(p)] for g in muon.param_groups if g["num_maps"] == 3 for p in g["params"]}
     assert threes == {f"blocks.{i}.attention.qkv.{n}" for i in (0, 1) for n in ("linear.weight", "down", "up")}
-    (up,) = orthogonalize([torch.randn(3, 16, 2)], maps=3)
+    (up,) = orthogonalize([torch.randn(3, 16, 2)], num_maps=3)
     for each in up:  # (16, 2), scaled as any map that is eight times as tall as wide
         assert torch.linalg.svdvals(each) == pytest.approx(torch.tensor([8**0.5] * 2), rel=0.12)
 
@@ -303,9 +303,9 @@ def test_sam_comes_back_to_the_bit() -> None:
     p = nn.Parameter(torch.randn(50))
     p.grad, before = torch.randn(50), p.detach().clone()
     sharpness = SAM([p], 0.1)
-    sharpness.climb(float(p.grad.norm()))
+    sharpness.perturb(float(p.grad.norm()))
     assert float((p.detach() - before).norm()) == pytest.approx(0.1, rel=1e-5)
-    sharpness.descend()
+    sharpness.restore()
     assert torch.equal(p.detach(), before)
 
 
@@ -326,18 +326,18 @@ def test_a_budget_keeps_time_back() -> None:
     now = [0.0]
     clock = BudgetClock(100, spent=20, started=0.0, now=lambda: now[0])
     clock.reserve = 10.0
-    clock.made(2.0)
+    clock.record_step(2.0)
     assert clock.progress(0) == 0.0
-    assert not clock.over(5)
+    assert not clock.is_over(5)
     now[0] = 35.0
     assert clock.progress(5) == pytest.approx(35 / 70)
     now[0] = 69.0
-    assert clock.over(5)
-    assert not clock.over(0)
+    assert clock.is_over(5)
+    assert not clock.is_over(0)
     now[0] = 60.0
-    assert not clock.over(5, 7.0) and clock.over(5, 9.0), "what is done before the step counts"
+    assert not clock.is_over(5, 7.0) and clock.is_over(5, 9.0), "what is done before the step counts"
     now[0] = 69.0
-    assert clock.left(5, 1.0) == pytest.approx(11.0)
+    assert clock.seconds_left(5, 1.0) == pytest.approx(11.0)
 
 
 def test_lora_trains_little_and_merges_exactly() -> None:
@@ -347,7 +347,7 @@ def test_lora_trains_little_and_merges_exactly() -> None:
     found = losses(made, 150)
     assert np.mean(found[-10:]) < 0.8 * found[0]
     merged = pw.build_model(made.config.model)
-    merged.load_state_dict(merged_state(made.model))
+    merged.load_state_dict(merge_lora(made.model))
     images = next(made.batches).images
     torch.testing.assert_close(merged.eval()(images), made.model.eval()(images), atol=1e-5, rtol=1e-5)
 
@@ -380,7 +380,7 @@ def test_frozen_batch_norms_keep_their_statistics() -> None:
         made = trainer(model=model, freeze=frozen)
         before = {n: b.clone() for n, b in made.model.named_buffers() if "running" in n}
         losses(made, 2)
-        ask(made.evaluated, made.val, flip=False, world=made.world)
+        evaluate_split(made.eval_model, made.val, tta_flip=False, group=made.group)
         losses(made, 2)
         still = {n for n, b in made.model.named_buffers() if "running" in n and torch.equal(b, before[n])}
         first = {n for n in before if n.startswith("stem.2.")}
@@ -392,11 +392,11 @@ def test_frozen_batch_norms_keep_their_statistics() -> None:
 def test_averages_leave_masks_alone(changes: dict[str, Any]) -> None:
     made = trainer(model=TINY.replace(**changes), ema=0.5)
     losses(made, 3)
-    said = made.evaluated(next(made.batches).images)
+    said = made.eval_model(next(made.batches).images)
     assert torch.isfinite(said).all()
-    assert made.average is not None
+    assert made.ema is not None
     for name, buffer in made.model.named_buffers():
-        assert torch.equal(buffer, made.average.model.get_buffer(name)), name
+        assert torch.equal(buffer, made.ema.model.get_buffer(name)), name
 
 
 @pytest.mark.parametrize("lora", [0, 2])
@@ -414,21 +414,21 @@ def test_a_share_of_the_start_stays_in_what_is_evaluated(teacher: Path, lora: in
     start = {n: t.clone() for n, t in whole.model.state_dict().items()}
     assert start["head.weight"].abs().sum() > 0
     for made in (whole, plain):
-        made.begin()
+        made.start_loader()
         losses(made, 3)
-    saved = whole.step, dict(whole.checkpoint(raw=False).tensors), {n: t.clone() for n, t in whole.state().items()}
+    saved = whole.step, dict(whole.checkpoint(raw=False).tensors), {n: t.clone() for n, t in whole.state_tensors().items()}
     again = begun(False)
     again.restore(*saved)
-    again.begin()
+    again.start_loader()
     for made in (whole, again, plain):
         losses(made, 3)
-    for name, mixture in whole.evaluated.state_dict().items():
-        torch.testing.assert_close(mixture, 0.3 * start[name] + 0.7 * plain.evaluated.state_dict()[name])
-        assert torch.equal(mixture, again.evaluated.state_dict()[name]), name
+    for name, mixture in whole.eval_model.state_dict().items():
+        torch.testing.assert_close(mixture, 0.3 * start[name] + 0.7 * plain.eval_model.state_dict()[name])
+        assert torch.equal(mixture, again.eval_model.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(
-    ("best", "told"), [(0.5, None), (0.0, "What was learnt has a loss"), (1.0, "What the run began with has a loss")]
+    ("best", "told"), [(0.5, None), (0.0, "The fine-tuned weights are kept"), (1.0, "The initial weights are kept")]
 )
 @pytest.mark.parametrize("earlier", [False, True])
 def test_validation_decides_how_much_of_the_start_stays(
@@ -439,31 +439,31 @@ def test_validation_decides_how_much_of_the_start_stays(
     """
     data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
     mixed = config(init=str(teacher), head_init="probe", wise_ft_alpha=0.5, optim=OptimConfig(lr=1e-2), steps=6)
-    answers: list[Answers] = []
+    answers: list[EvalOutputs] = []
     seen: dict[float, torch.Tensor] = {}
-    ask_really, figure = loop.ask, Answers.figures
+    evaluate_really, compute = run_module.evaluate_split, EvalOutputs.metrics
 
-    def watched(model: nn.Module, *rest: Any, **more: Any) -> Answers:
-        answers.append(ask_really(model, *rest, **more))
+    def watched(model: nn.Module, *rest: Any, **more: Any) -> EvalOutputs:
+        answers.append(evaluate_really(model, *rest, **more))
         if len(answers) > 1:  # the evaluation of the third step comes first
             seen[(0.5, 0.0, 1.0)[len(answers) - 2]] = model.state_dict()["head.weight"].clone()
         return answers[-1]
 
-    def spoilt(self: Answers) -> dict[str, float | int]:
+    def spoilt(self: EvalOutputs) -> dict[str, float | int]:
         place = next((i for i, each in enumerate(answers) if each is self), None)
-        if place is None:  # the test part
-            return figure(self)
+        if place is None:  # the test set
+            return compute(self)
         share = (0.5, 0.5, 0.0, 1.0)[place]
-        return {**figure(self), "top1": float(earlier) if place == 0 else 0.5, "nll": 1.0 + (share != best)}
+        return {**compute(self), "top1": float(earlier) if place == 0 else 0.5, "nll": 1.0 + (share != best)}
 
-    monkeypatch.setattr(loop, "ask", watched)
-    monkeypatch.setattr(Answers, "figures", spoilt)
-    outcome = train(mixed, tmp_path / "run", parts=data)
+    monkeypatch.setattr(run_module, "evaluate_split", watched)
+    monkeypatch.setattr(EvalOutputs, "metrics", spoilt)
+    outcome = train(mixed, tmp_path / "run", splits=data)
     assert outcome is not None
     assert len(answers) == 4
     torch.testing.assert_close(seen[0.5], (seen[0.0] + seen[1.0]) / 2)
     assert not torch.equal(seen[0.0], seen[1.0])
-    notes = [n for n in outcome.notes if n.code == "mixture_not_kept"]
+    notes = [n for n in outcome.notes if n.code == "interpolation_not_kept"]
     shipped = read_checkpoint(tmp_path / "run").tensors["head.weight"]
     if earlier:
         assert outcome.best_step == 3
@@ -490,12 +490,12 @@ def model_of(path: Path) -> dict[str, Any]:
 def test_config_json_describes_the_model_that_is_trained(teacher: Path, tmp_path: Path, image_size: int | None) -> None:
     """The architecture of `init`, not the ViT-B/16 that is the default; with the dropout that the run asks for."""
     run, given = tmp_path / "run", ViTConfig(drop_path=0.1)
-    train(config(init=str(teacher), model=given, image_size=image_size), run, parts=other_classes())
+    train(config(init=str(teacher), model=given, image_size=image_size), run, splits=other_classes())
     found = model_of(run / "config.json")
     assert found == model_of(run / "model.json")
     assert (found["embed_dim"], found["num_classes"], found["drop_path"]) == (16, 4, 0.1)
     assert found["image_size"] == [image_size or 16] * 2
-    train(config(steps=1), tmp_path / "scratch", parts=parts())
+    train(config(steps=1), tmp_path / "scratch", splits=make_splits())
     assert model_of(tmp_path / "scratch/config.json") == model_of(tmp_path / "scratch/model.json")
 
 
@@ -505,7 +505,7 @@ class Dies(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+    def on_log(self, row: dict[str, Any]) -> None:
         if row["step"] == self.step:
             raise KeyboardInterrupt
 
@@ -516,16 +516,16 @@ def test_a_finetuning_run_is_resumed_whatever_model_its_config_has(teacher: Path
     tuned = config(
         init=str(teacher), model=ViTConfig(drop_path=0.1), head_init="probe", image_size=32, steps=6, ema=0.5
     )
-    train(tuned, tmp_path / "whole", parts=other_classes())
+    train(tuned, tmp_path / "whole", splits=other_classes())
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):  # the first checkpoint is that of step 3
-        train(tuned, run, parts=other_classes(), watchers=(Dies(4),))
+        train(tuned, run, splits=other_classes(), callbacks=(Dies(4),))
     assert model_of(run / "config.json") == model_of(tmp_path / "whole/config.json")
     if former:
         resolved = json.loads((run / "config.json").read_text())
         given = {**resolved["config"], "model": tuned.model.to_json()}
         (run / "config.json").write_text(json.dumps({**resolved, "config": given}))
-    resume(run, parts=other_classes())
+    resume(run, splits=other_classes())
     assert (run / "config.json").read_bytes() == (tmp_path / "whole/config.json").read_bytes()
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
@@ -533,7 +533,7 @@ def test_a_finetuning_run_is_resumed_whatever_model_its_config_has(teacher: Path
 def test_a_kill_before_the_weights_are_read_leaves_a_run_to_resume(teacher: Path, tmp_path: Path) -> None:
     run = create_run_dir(config(init=str(teacher), model=ViTConfig()), tmp_path / "run")
     assert model_of(run / "config.json")["embed_dim"] == 768, "nothing is known of the weights yet"
-    resume(run, parts=other_classes())
+    resume(run, splits=other_classes())
     assert model_of(run / "config.json") == model_of(run / "model.json")
 
 
@@ -542,16 +542,16 @@ def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monk
     stop = types.SimpleNamespace(signal=None)  # test_resume.py has real signals
 
     class Stopper(Callback):
-        def row(self, row: dict[str, Any], progress: float, left: float) -> None:
+        def on_log(self, row: dict[str, Any]) -> None:
             if row["step"] == 3:
                 stop.signal = signal.SIGTERM
 
     data = DatasetSplits(*(renamed(stripes(count, 16, 3)) for count in (48, 16, 16)))
     begun = config(init=str(teacher), head_init="probe", steps=12)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(loop, "Stop", lambda: contextlib.nullcontext(stop))
-        train(begun, tmp_path / "run", parts=data, watchers=(Stopper(),))
-    outcome = resume(tmp_path / "run", parts=data)
+        patched.setattr(run_module, "StopSignal", lambda: contextlib.nullcontext(stop))
+        train(begun, tmp_path / "run", splits=data, callbacks=(Stopper(),))
+    outcome = resume(tmp_path / "run", splits=data)
     assert outcome is not None
     assert [n.code for n in outcome.notes].count("head_probed") == 1
     text = outcome.report.read_text()
@@ -564,7 +564,7 @@ def test_what_is_assumed_of_weights_is_told(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model.safetensors", Checkpoint(model.config, model.state_dict(), None), "timm")
     made = Trainer(
         config(init=str(tmp_path / "model.safetensors"), model=ViTConfig()),
-        parts(channels=3),
+        make_splits(channels=3),
         ProcessGroup(),
         fresh=True,
     )
@@ -583,7 +583,7 @@ def test_answers_that_are_no_numbers_end_a_run(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(ModelEma, "update", spoil)
     with pytest.raises(TrainingError, match="validation") as error:
-        train(config(ema=0.5), tmp_path / "run", parts=parts())
+        train(config(ema=0.5), tmp_path / "run", splits=make_splits())
     assert error.value.code == "not_finite"
 
 
@@ -629,21 +629,21 @@ def test_a_probed_head_beats_zeros_from_the_first_step(teacher: Path, tmp_path: 
     found = {}
     for head in ("zero", "probe"):
         run = config(init=str(teacher), head_init=head, steps=1, optim=OptimConfig(lr=1e-6))
-        outcome = train(run, tmp_path / head, parts=data)
+        outcome = train(run, tmp_path / head, splits=data)
         assert outcome is not None
-        found[head] = outcome.figures["val"]["nll"]
+        found[head] = outcome.metrics["val"]["nll"]
     assert found["probe"] < 0.6 * found["zero"]
 
 
 def test_a_head_for_the_same_pictures_by_other_names_recalls_the_old_one(tmp_path: Path) -> None:
     """From three pictures a class, one with the wrong label: the head that came with the weights knows better."""
-    train(config(steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "base", parts=parts())
+    train(config(steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "base", splits=make_splits())
     few, many, names = stripes(12), stripes(64), ["p", "q", "r", "s"]
     wrong = np.where(np.arange(12) < 4, (few.targets + 1) % 4, few.targets)
     named = ArraySource(few.images, names, wrong), ArraySource(many.images, names, many.targets)
     run = config(init=str(tmp_path / "base"), head_init="probe", batch_size=4)
     made = Trainer(run, DatasetSplits(*named), ProcessGroup(), fresh=True)
-    assert any("old head" in note for note in made.notes), made.notes
+    assert any("pretrained head" in note for note in made.notes), made.notes
     made.model.eval()
     batch = next(iter(made.val.eval_batches(64)))
     assert (made.model(batch.images).argmax(1) == batch.targets).float().mean() > 0.9
@@ -659,7 +659,7 @@ def test_distillation(kind: Any, two_heads: bool, teacher: Path) -> None:
     run = config(model=student, distill=distill, optim=OptimConfig(lr=3e-3), steps=60)
     made = Trainer(run, data, ProcessGroup(), fresh=True)
     assert made.teacher is not None
-    made.begin()
+    made.start_loader()
     found = losses(made, 60)
     assert np.mean(found[-5:]) < np.mean(found[:5])
 
@@ -671,20 +671,20 @@ def test_a_teacher_sees_whole_pictures_where_the_student_has_small_ones(teacher:
         model=model, distill=DistillConfig(teacher=str(teacher)), progressive_resize=ProgressiveResizeConfig(0.5, 1.0)
     )
     made = Trainer(run, data, ProcessGroup(), fresh=True)
-    made.begin()
-    made.early = True
+    made.start_loader()
+    made.is_first_phase = True
     batch = next(iter(made.batches))
-    inputs = made.inputs(batch)
+    inputs = made.prepare_inputs(batch)
     assert made.teacher is not None
     assert inputs["images"].shape[-1] == 8
-    torch.testing.assert_close(inputs["taught"], made.teacher(batch.images))
+    torch.testing.assert_close(inputs["teacher_logits"], made.teacher(batch.images))
 
 
 def test_both_heads_learn_where_there_is_no_teacher(tmp_path: Path) -> None:
     model = TINY.replace(distillation=True)
-    outcome = train(config(model=model, steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=parts())
+    outcome = train(config(model=model, steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "run", splits=make_splits())
     assert outcome is not None
-    assert outcome.figures["test"]["top1"] > 0.9
+    assert outcome.metrics["test"]["top1"] > 0.9
     learnt = read_checkpoint(tmp_path / "run").tensors
     assert learnt["head_distilled.weight"].abs().max() > 0.1 * learnt["head.weight"].abs().max() > 0
 
@@ -697,16 +697,16 @@ def test_a_resnet_of_ours_teaches(tmp_path: Path) -> None:
     )
     run = config(model=TINY.replace(in_channels=3), distill=DistillConfig(teacher=str(tmp_path / "r"), kind="soft"))
     made = Trainer(run, DatasetSplits(stripes(32, 8, 3), stripes(8, 8, 3)), ProcessGroup(), fresh=True)
-    made.begin()
+    made.start_loader()
     assert all(math.isfinite(loss) for loss in losses(made, 2))
     assert made.teacher is not None
-    assert made.teacher.order is not None
-    assert made.teacher.order.tolist() == [3, 2, 1, 0]
+    assert made.teacher.class_order is not None
+    assert made.teacher.class_order.tolist() == [3, 2, 1, 0]
 
 
 def test_a_teacher_of_other_classes_is_refused(teacher: Path) -> None:
     run = config(model=TINY.replace(in_channels=3), distill=DistillConfig(teacher=str(teacher)))
-    with pytest.raises(ConfigError, match="4 classes, the data 2"):
+    with pytest.raises(ConfigError, match="4 classes, but the data has 2"):
         Trainer(
             run, DatasetSplits(stripes(8, 16, 3, classes=2), stripes(8, 16, 3, classes=2)), ProcessGroup(), fresh=True
         )
@@ -717,13 +717,13 @@ def test_a_teacher_may_know_the_classes_by_other_names() -> None:
     ids, names = zip(*imagenet_classes(), strict=True)
     backwards = list(range(999, -1, -1))
     for teacher in (names, None):
-        order = label_order("t", teacher, 1000, ids[::-1])
+        order = match_teacher_classes("t", teacher, 1000, ids[::-1])
         assert order is not None
         assert order.tolist() == backwards
-    with pytest.raises(ConfigError, match="t does not know the classes of the data.*bird"):
-        label_order("t", ("cat", "dog"), 2, ("cat", "bird"))
-    with pytest.raises(ConfigError, match="two classes of the data for one"):
-        label_order("t", ("cat, kitty", "dog"), 2, ("cat", "kitty"))
+    with pytest.raises(ConfigError, match="t does not have the classes of the data.*bird"):
+        match_teacher_classes("t", ("cat", "dog"), 2, ("cat", "bird"))
+    with pytest.raises(ConfigError, match="two classes of the data match one"):
+        match_teacher_classes("t", ("cat, kitty", "dog"), 2, ("cat", "kitty"))
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -732,11 +732,11 @@ def test_several_labels(tmp_path: Path) -> None:
     targets[:, 0] = 1  # every picture has two labels, or is of the first class
     multi_label = from_arrays(source.images, targets, labels=source.labels)
     outcome = train(
-        config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", parts=DatasetSplits(multi_label, multi_label)
+        config(steps=300, optim=OptimConfig(lr=1e-2)), tmp_path / "run", splits=DatasetSplits(multi_label, multi_label)
     )
     assert outcome is not None
-    assert outcome.figures["val"]["map"] > 0.95
-    assert outcome.figures["val"]["f1"] > 0.9
+    assert outcome.metrics["val"]["map"] > 0.95
+    assert outcome.metrics["val"]["f1"] > 0.9
     scores = pw.Classifier.load(tmp_path / "run")(multi_label.read(1, mode="L")).scores
     assert sum(s.probability > 0.5 for s in scores) == 2  # probabilities of their own, which need not sum to one
 
@@ -745,7 +745,7 @@ def test_label_smoothing_is_torchs() -> None:
     objective = make_objective(config(label_smoothing=0.1), np.arange(4), 4)
     logits, targets = torch.randn(8, 4), torch.arange(8) % 4
     expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
-    torch.testing.assert_close(objective.labelled(logits, targets), expected)
+    torch.testing.assert_close(objective.label_loss(logits, targets), expected)
 
 
 def test_statistics_come_from_the_data_or_the_weights(teacher: Path) -> None:
@@ -769,7 +769,7 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
     run = config(data=DataConfig(source=str(tmp_path / "data"), num_workers=2), batch_size=4, steps=6)
     outcome = train(run, tmp_path / "run")
     assert outcome is not None
-    assert outcome.figures["val"]["n"] == 5
+    assert outcome.metrics["val"]["n"] == 5
     notes = [n for n in outcome.notes if n.code == "images_unreadable"]
     assert outcome.unreadable == len(notes) == 2
     assert "train" in notes[0]
@@ -832,7 +832,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     from patchword.training.loggers import make_loggers
 
     run = config(loggers=("tensorboard",))
-    train(run, tmp_path / "run", parts=parts(), watchers=make_loggers(run))
+    train(run, tmp_path / "run", splits=make_splits(), callbacks=make_loggers(run))
     assert list((tmp_path / "run/tensorboard").glob("events.*"))
     with pytest.raises(ConfigError, match=r"\.\[log\]"):
         make_loggers(config(loggers=("mlflow", "wandb")))
@@ -874,15 +874,15 @@ def test_small_pictures_first(tmp_path: Path) -> None:
     made = trainer(progressive_resize=ProgressiveResizeConfig(0.6, 0.5))
     made.model.register_forward_pre_hook(lambda module, inputs: sizes.append(inputs[0].shape[-1]))
     for step in range(6):
-        made.advance(step / 6)
+        made.train_step(step / 6)
     assert sizes == [4, 4, 4, 8, 8, 8], "0.6 of eight pixels, in whole patches of two"
-    outcome = train(config(steps=6, progressive_resize=ProgressiveResizeConfig(0.1)), tmp_path / "run", parts=parts())
+    outcome = train(config(steps=6, progressive_resize=ProgressiveResizeConfig(0.1)), tmp_path / "run", splits=make_splits())
     assert outcome is not None
-    assert outcome.figures["test"]["n"] == 20
+    assert outcome.metrics["test"]["n"] == 20
     trainer(
         progressive_resize=ProgressiveResizeConfig(0.5),
         model=TINY.replace(pos_embed="relative", attention_pattern="local", window_size=3),
-    ).advance(0.0)
+    ).train_step(0.0)
     with pytest.raises(ConfigError, match="progressive_resize"):
         trainer(progressive_resize=ProgressiveResizeConfig(0.5), model=TINY.replace(pos_embed="rotary"))
 
@@ -893,9 +893,9 @@ def test_gradients_of_shares_lie_in_memory_as_their_weights() -> None:
     torch.set_num_threads(2)
     try:
         shared = trainer(batch_size=32, lora_rank=2)
-        assert shared.shares is not None
+        assert shared.cpu_parallel is not None
         losses(shared, 2)
-        shared.gradients([next(shared.batches)])
+        shared.compute_gradients([next(shared.batches)])
     finally:
         torch.set_num_threads(before)
     assert all(p.grad is not None and p.grad.stride() == p.stride() for p in shared.parameters)
@@ -909,8 +909,8 @@ def test_shares_on_several_cores(stem: Any) -> None:
     torch.set_num_threads(2)
     try:
         made = [trainer(model=model, batch_size=64, steps=3) for _ in range(3)]
-        assert all(m.shares is not None and len(m.shares.models) == 2 for m in made)
-        made[2].shares = None
+        assert all(m.cpu_parallel is not None and len(m.cpu_parallel.models) == 2 for m in made)
+        made[2].cpu_parallel = None
         first, again, whole = (losses(m, 3) for m in made)
         assert torch.get_num_threads() == 2
     finally:
@@ -926,4 +926,4 @@ def test_shares_on_several_cores(stem: Any) -> None:
         means = [s["stem.2.running_mean"] for s in states]
         torch.testing.assert_close(means[0], means[2], rtol=0.1, atol=0.05)
     for changes in ({"dropout": 0.1}, {"drop_path": 0.1}):
-        assert trainer(model=TINY.replace(**changes)).shares is None, "threads would draw from one generator"
+        assert trainer(model=TINY.replace(**changes)).cpu_parallel is None, "threads would draw from one generator"

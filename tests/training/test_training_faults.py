@@ -85,7 +85,7 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path / "empty")
     out = Path(".") if kind == "plain" else tmp_path / "link"
     identity = (tmp_path / "empty").stat().st_ino
-    outcome = train(config(), out, parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
+    outcome = train(config(), out, splits=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
     assert outcome is not None
     assert (tmp_path / "empty/model.json").is_file()
     assert (tmp_path / "empty").stat().st_ino == identity
@@ -94,7 +94,7 @@ def test_a_run_may_go_into_an_empty_folder(kind: str, tmp_path: Path, monkeypatc
     for path in (tmp_path / "empty").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(CheckpointError, match="no model at"):
-        train(config(init="nowhere/at/all"), out, parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
+        train(config(init="nowhere/at/all"), out, splits=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"])))
     assert list((tmp_path / "empty").iterdir()) == [], "a run that cannot begin leaves nothing in it"
 
 
@@ -112,9 +112,9 @@ def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", tiny(steps=100_000))
     child = nursery.run("train", recipe, "--out", run)
     try:
-        assert until(lambda: last_step(run) >= 10), child.said()
+        assert until(lambda: last_step(run) >= 10), child.output()
         second = nursery.run("resume", run)
-        assert second.wait() == 2 and "is being trained by another process" in second.said(), second.said()
+        assert second.wait() == 2 and "is being trained by another process" in second.output(), second.output()
         before = last_step(run)
         assert until(lambda: last_step(run) > before), "the first goes on"
     finally:
@@ -131,7 +131,7 @@ def test_threads_are_as_they_were_after_a_run(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     try:
         train(
-            config(num_threads=1), tmp_path / "run", parts=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"]))
+            config(num_threads=1), tmp_path / "run", splits=DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"]))
         )
         assert torch.get_num_threads() == 2
     finally:
@@ -150,7 +150,7 @@ def test_a_logger_that_breaks_at_the_end_does_not_break_the_run(
             raise ConnectionError("no network")
 
     data = DatasetSplits(shades(16, ["a", "b"]), shades(8, ["a", "b"]))
-    assert train(config(), tmp_path / "run", parts=data, watchers=(Broken(),)) is not None
+    assert train(config(), tmp_path / "run", splits=data, callbacks=(Broken(),)) is not None
     assert "Broken failed" in capsys.readouterr().err
 
 
@@ -165,10 +165,10 @@ def test_a_probe_that_sees_a_part_of_validation_sees_all_classes(
     source = shades(60, ["a", "b", "c"])
     by_class = source.subset(np.argsort(source.targets, kind="stable"))
     data = DatasetSplits(source, by_class)
-    train(config(), tmp_path / "base", parts=data)
+    train(config(), tmp_path / "base", splits=data)
     run = config(init=str(tmp_path / "base"), head_init="probe", optim=OptimConfig(lr=1e-5))
     relabelled = DatasetSplits(*(ArraySource(s.images, ["x", "y", "z"], s.targets) for s in (source, by_class)))
-    train(run, tmp_path / "run", parts=relabelled)
+    train(run, tmp_path / "run", splits=relabelled)
     assert len(seen) == 1
     assert len(seen[0]) == 12
     assert seen[0].unique().tolist() == [0, 1, 2]

@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from ...config import DataConfig
 from ...data.resolve import open_data
-from ...doctor import Finding, examine, examine_config, findings_table, machine_findings
+from ...doctor import Finding, examine, examine_run, findings_table, machine_findings
 from ...engines.capabilities import probe_capabilities
 from ...engines.engine import ENGINES
 from ...engines.engine_trials import run_trials
-from ...training.nan_guard import replay
 from ...training.precision import MIN_BF16_SPEEDUP
-from ...training.run_dir import CONFIG_FILE, read_config
+from ...training.run_dir import CONFIG_FILE
 from ..output import progress
 
 
@@ -63,16 +61,3 @@ def engines(on_progress: Callable[[], object]) -> list[Finding]:
             findings.append(Finding("note", f"engine {each.name} is not used: {each.reason}", (ENGINES[each.name].description,)))
     advice = "--engine auto measures with your model. int8 changes answers a little: patchword bench shows how much."
     return [*findings, Finding("note", "engines were tried with a ViT of 3 blocks, 384 wide", (), advice)]
-
-
-def examine_run(run: Path) -> list[Finding]:
-    """Every step that met a NaN or Inf, computed again; and what its config was told of when it was trained."""
-    findings = [replace(finding, severity="note") for finding in examine_config(read_config(run))]
-    for folder in sorted((run / "faults").glob("step-*")):
-        fault, again = replay(folder)
-        place = f"{fault.place.where}, {fault.place.layer}" if fault.place else "unknown"
-        same = "computed again, it is the same" if again == fault.place else f"computed again, it is {again}"
-        what = f"step {fault.step + 1} met a number that is not finite ({place}); {same}"
-        advice = "Look at these pictures; lower optim.lr, set optim.clip_grad_norm, or use fp32."
-        findings.append(Finding("error", what, tuple(fault.samples[:10]), advice))
-    return findings

@@ -1,40 +1,51 @@
-"""`patchword quickstart`: the whole story on built-in data. Trains, evaluates, shows."""
+"""`patchword quickstart`: train, evaluate and show a small ViT on built-in data."""
 
 from pathlib import Path
+from typing import Annotated
 
-import numpy as np
-
-from ...data.datasets.registry import open_named_dataset
-from ...inference.classifier import Classifier
-from ...recipes import load_recipe
-from ...training import train
-from ...training.console import ConsoleCallback
+from ..model_args import arg
+from .train_command import START_TIME
 
 SHADES = " .:-=+*#%@"
-SHOWN = 6  # digits on the screen
+NUM_DIGITS = 6  # shown on the screen
 
 
-def quickstart(out: Path | None, started: float) -> int:
-    outcome = train(load_recipe("quickstart"), out, watchers=(ConsoleCallback(),), started=started)
-    if outcome is None:
-        return 0  # another process tells
-    show(outcome.folder)
-    accuracy, n = outcome.figures["test"]["top1"], outcome.figures["test"]["n"]
-    print(f"\n{accuracy:.1%} of {n} digits that it had never seen are recognised. Next:")
-    print(f"  open {outcome.report}")
-    print("  patchword train YOUR-PICTURES --budget 10m      a folder with a folder for each class")
-    print("  patchword train cifar10_scratch --budget 10m    from nothing, on 50,000 small pictures")
+def quickstart(out: Annotated[Path | None, arg("RUN")] = None) -> int:
+    """Train a small ViT on handwritten digits, evaluate it and show predictions, in about a minute.
+
+    Example: patchword quickstart
+
+    Args:
+        out: run directory to create; runs/digits by default
+    """
+    from ...recipes import load_recipe
+    from ...training import train
+    from ...training.console import ConsoleCallback
+
+    result = train(load_recipe("quickstart"), out, callbacks=(ConsoleCallback(),), started=START_TIME)
+    if result is None:
+        return 0  # the first process prints
+    show_predictions(result.run_dir)
+    metrics = result.metrics["test"]
+    print(f"\nThe model classifies {metrics['top1']:.1%} of {metrics['n']} test digits correctly. Next:")
+    print(f"  open {result.report}")
+    print("  patchword train YOUR-IMAGES --budget 10m        a folder with one folder per class")
+    print("  patchword train cifar10_scratch --budget 10m    from scratch, on 50,000 small images")
     return 0
 
 
-def show(folder: Path) -> None:
-    """A few digits of the test part, and what the model says of them."""
-    classifier, source = Classifier.load(folder), open_named_dataset("digits").test
+def show_predictions(model: Path) -> None:
+    """Print a few test digits as text, with the model's predictions below."""
+    import numpy as np
+
+    from ...data.datasets.registry import open_named_dataset
+    from ...inference.classifier import Classifier
+
+    classifier, source = Classifier.load(model), open_named_dataset("digits").test
     assert source is not None
-    chosen = [int(i) for i in range(0, len(source), len(source) // SHOWN)][:SHOWN]
-    pictures = [source.read(i, mode="L") for i in chosen]
+    digits = [source.read(i, mode="L") for i in range(0, len(source), len(source) // NUM_DIGITS)][:NUM_DIGITS]
     for row in range(8):
-        lines = [[SHADES[int(shade) * 9 // 255] * 2 for shade in np.asarray(p)[row]] for p in pictures]
+        lines = [[SHADES[int(shade) * 9 // 255] * 2 for shade in np.asarray(digit)[row]] for digit in digits]
         print("   ".join("".join(line) for line in lines))
-    said = [classifier(p, top=1) for p in pictures]
-    print("   ".join(f"{s.label} ({s.probability:.0%})".center(16) for s in said))
+    predictions = [classifier(digit, top=1) for digit in digits]
+    print("   ".join(f"{p.label} ({p.probability:.0%})".center(16) for p in predictions))
