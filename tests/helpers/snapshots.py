@@ -28,6 +28,9 @@ UPDATE = os.environ.get("PATCHWORD_UPDATE_SNAPSHOTS") == "1"
 # A rename in one document only is written "document:path.to.old" -> "new", with the old names in the path and without
 # "[]": "evaluate:comparison.first".
 RENAMED_KEYS: dict[str, str] = {
+    "study_results:rows.part": "split",
+    "study_plan:share": "seconds_per_run",
+    "run_state:notes.told": "messages",
     "accumulate": "grad_accum_steps",
     "agreement": "parity",
     "balanced": "balanced_sampling",

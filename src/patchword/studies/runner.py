@@ -1,10 +1,10 @@
-"""Running a study: one run after the other, each once, however often the study is stopped and started again."""
+"""Run a study: one training run after the other, each once, however often the study is interrupted."""
 
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,22 +12,51 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..config import Config
-from ..core.io import digest as digest_of
-from ..core.io import read_json, replace_json
+from ..core.io import digest, read_json, replace_json
 from ..data.resolve import open_data
 from ..errors import ConfigError, TrainingError
 from ..training import resume, train
 from ..training.distributed import ProcessGroup
 from ..training.precision import resolve_precision
-from ..training.run_dir import is_finished
+from ..training.run_dir import CONFIG_FILE, is_finished
 from ..training.trainer import Trainer
 from .study import Cell, Study
 
-PLAN, ROWS, RUNS = "plan.json", "results.json", "runs"
-WARM, TIMED = 2, 6  # steps of a trial
-START = 8.0  # seconds that a run takes before its first step and after its last
-LEAST = 5.0  # seconds a run must have ...
-LEAST_STEPS = 30  # ... and steps
+PLAN_FILE, RESULTS_FILE, RUNS_DIR = "plan.json", "results.json", "runs"
+WARMUP_STEPS, TIMED_STEPS = 2, 6  # for measuring how long a step takes
+OVERHEAD_SECONDS = 8.0  # of a run, before its first step and after its last
+MIN_SECONDS, MIN_STEPS = 5.0, 30  # of a run
+FORMER_PLAN_KEYS = {"share": "seconds_per_run"}
+FORMER_ROW_KEYS = {"part": "split"}
+
+
+class Plan(TypedDict):
+    """plan.json: the settings of a study, and how long its runs are."""
+
+    study: str
+    budget: float
+    seeds: int
+    cells: dict[str, str]  # name and digest of each cell's configuration
+    steps: int | None  # of each run; None: runs have equal time
+    seconds_per_run: float
+
+
+class ResultRow(TypedDict):
+    """The result of one run; a run that diverged has an accuracy of None, and the reason."""
+
+    cell: str
+    series: str
+    x: float | str
+    seed: int
+    accuracy: float | None
+    diverged: NotRequired[str]
+    split: NotRequired[str]
+    nll: NotRequired[float]
+    n: NotRequired[int]
+    steps: NotRequired[int]
+    epochs: NotRequired[float]
+    seconds: NotRequired[float]
+    tflop: NotRequired[float]
 
 
 def run_study(
@@ -37,142 +66,178 @@ def run_study(
     seeds: int = 1,
     say: Callable[[str], object] = lambda text: None,
     now: Callable[[], float] = time.monotonic,
-) -> list[dict[str, Any]]:
-    """A row for each run. What `out` has already is not run again; a run that was cut off goes on.
+) -> list[ResultRow]:
+    """Run all cells with all seeds. Finished runs are not repeated, and an interrupted run is resumed.
 
     Args:
-        budget: seconds for all runs together
-        now: the clock, in seconds, that the budget is measured by
+        study: The grid of runs.
+        out: The directory of the study.
+        budget: Seconds for all runs together.
+        seeds: How many runs each cell gets.
+        say: Reports progress.
+        now: The clock, in seconds, that measures the budget.
+
+    Returns:
+        A row for each run.
     """
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, not {seeds}.")
-    check_folder(out)
+    require_study_dir(out)
     plan = make_plan(study, out, budget, seeds, say, now)
-    rows = list(read_json(out / ROWS)["rows"]) if (out / ROWS).exists() else []
+    rows = read_results(out)
     for seed in range(seeds):
         for cell in study.cells:
             if not any(row["cell"] == cell.name and row["seed"] == seed for row in rows):
                 rows.append(run_cell(study, cell, seed, out, plan, now))
-                replace_json(out / ROWS, {"study": study.name, "rows": rows})
-                done = f"({len(rows)} of {len(study.cells) * seeds})"
-                say(f"{cell.series}, {cell.x}, seed {seed}: {format_accuracy(rows[-1])} {done}")
+                replace_json(out / RESULTS_FILE, {"study": study.name, "rows": rows})
+                count = f"({len(rows)} of {len(study.cells) * seeds})"
+                say(f"{cell.series}, {cell.x}, seed {seed}: {format_accuracy(rows[-1])} {count}")
     return rows
 
 
-def format_accuracy(row: dict[str, Any]) -> str:
+def format_accuracy(row: ResultRow) -> str:
+    """Format the accuracy of a run as a percentage, or "diverged"."""
     return "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
 
 
-def check_folder(out: Path) -> None:
-    """What is not a study is left alone."""
-    if out.exists() and not (out / PLAN).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} holds other things than a study. Choose another --out.")
+def require_study_dir(out: Path) -> None:
+    """Raise ConfigError if the directory holds anything but a study."""
+    if out.exists() and not (out / PLAN_FILE).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not a study. Choose another --out.", code="not_a_study")
+
+
+def read_results(out: Path) -> list[ResultRow]:
+    """Read results.json, also that of earlier versions; no rows if there is none."""
+    if not (out / RESULTS_FILE).exists():
+        return []
+    rows: list[ResultRow] = []
+    for row in read_json(out / RESULTS_FILE)["rows"]:
+        current: Any = {FORMER_ROW_KEYS.get(key, key): value for key, value in row.items()}
+        rows.append(current)
+    return rows
 
 
 def make_plan(
     study: Study, out: Path, budget: float, seeds: int, say: Callable[[str], object], now: Callable[[], float]
-) -> dict[str, Any]:
-    """How long every run is; kept in the folder with all settings, so that a study that goes on is the same study."""
-    path = out / PLAN
-    cells = {cell.name: digest(cell) for cell in study.cells}
-    asked = {"study": study.name, "budget": budget, "seeds": seeds, "cells": cells}
-    if path.exists():
-        plan = read_json(path)
-        if other := [key for key, value in asked.items() if plan.get(key) != value]:
-            plain = [f"{key} {plan.get(key)}, not {asked[key]}" if key != "cells" else "models" for key in other]
-            same = f"{out} holds another study ({'; '.join(plain)})."
-            raise ConfigError(f"{same} Go on with the settings it began with, or choose another --out.")
-        return plan
-    runs, started = seeds * sum(cell.part for cell in study.cells), now()
-    least = runs * LEAST / min(cell.part for cell in study.cells)
-    if budget < least:
-        raise ConfigError(f"{len(study.cells) * seeds} runs need at least {least:.0f} seconds: raise the budget.")
-    plan = {**asked, "steps": None}
+) -> Plan:
+    """Decide how long each run is, and store that with all settings, so that a resumed study stays the same."""
+    cells = {cell.name: cell_digest(cell) for cell in study.cells}
+    settings: dict[str, Any] = {"study": study.name, "budget": budget, "seeds": seeds, "cells": cells}
+    if (out / PLAN_FILE).exists():
+        return read_plan(out, settings)
+    num_runs, started = len(study.cells) * seeds, now()
+    total_length = seeds * sum(cell.length for cell in study.cells)
+    min_budget = total_length * MIN_SECONDS / min(cell.length for cell in study.cells)
+    if budget < min_budget:
+        raise ConfigError(f"--budget: {num_runs} runs need at least {min_budget:.0f} seconds.", code="budget_too_short")
+    steps = None
     if study.equal == "steps":
-        say(f"trying {len(models_of(study))} models, to see how many steps the budget allows")
-        slowest, evaluation = trials(study, now)
-        left = (budget - (now() - started)) / runs - START - evaluation
-        plan["steps"] = int(left / slowest)
-        if plan["steps"] < LEAST_STEPS:
-            needed = runs * (LEAST_STEPS * slowest + START + evaluation) + now() - started
+        say(f"measuring {len(distinct_models(study))} models to see how many steps the budget allows")
+        step_seconds, eval_seconds = time_models(study, now)
+        overhead = OVERHEAD_SECONDS + eval_seconds
+        steps = int(((budget - (now() - started)) / total_length - overhead) / step_seconds)
+        if steps < MIN_STEPS:
+            needed = total_length * (MIN_STEPS * step_seconds + overhead) + now() - started
             raise ConfigError(
-                f"The budget allows {max(0, plan['steps'])} steps for each of {len(study.cells) * seeds} runs, which "
-                f"shows nothing; {LEAST_STEPS} take about {-(-needed // 60):.0f} minutes here."
+                f"--budget allows {max(0, steps)} steps for each of {num_runs} runs, which is too few to compare. "
+                f"{MIN_STEPS} steps take about {-(-needed // 60):.0f} minutes on this machine.",
+                code="budget_too_short",
             )
-        say(f"each run makes {plan['steps']} steps; the slowest model takes {slowest:.3f} s for one")
-    plan["share"] = (budget - (now() - started)) / runs
-    replace_json(path, plan)
+        say(f"each run has {steps} steps; a step of the slowest model takes {step_seconds:.3f} s")
+    plan = Plan(**settings, steps=steps, seconds_per_run=(budget - (now() - started)) / total_length)
+    replace_json(out / PLAN_FILE, plan)
     return plan
 
 
-def models_of(study: Study) -> dict[str, Config]:
-    """Each architecture once, with a configuration that has it."""
+def read_plan(out: Path, settings: dict[str, Any]) -> Plan:
+    """Read plan.json, and require the same settings."""
+    plan: Any = {FORMER_PLAN_KEYS.get(key, key): value for key, value in read_json(out / PLAN_FILE).items()}
+    different = [key for key, value in settings.items() if plan.get(key) != value]
+    if different:
+        parts = [f"{key} {plan.get(key)}, not {settings[key]}" if key != "cells" else "models" for key in different]
+        raise ConfigError(
+            f"{out} holds another study ({'; '.join(parts)}). Use the settings it started with, or choose another "
+            "--out.",
+            code="study_differs",
+        )
+    checked: Plan = plan
+    return checked
+
+
+def distinct_models(study: Study) -> dict[str, Config]:
+    """Return each architecture once, with a configuration that has it."""
     return {json.dumps(cell.config.model.to_json()): cell.config for cell in study.cells}
 
 
-def digest(cell: Cell) -> str:
-    return digest_of(json.dumps([cell.config.to_json(), cell.part], sort_keys=True))[:16]
+def cell_digest(cell: Cell) -> str:
+    """Return a short digest of a cell's configuration and length."""
+    return digest(json.dumps([cell.config.to_json(), cell.length], sort_keys=True))[:16]
 
 
-def trials(study: Study, now: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of a step of the slowest model, and about what its evaluation takes. Each model is tried once."""
-    models, world = models_of(study), ProcessGroup()
-    parts = open_data(next(iter(models.values())).data.replace(train_fraction=1.0), seed=0)
+def time_models(study: Study, now: Callable[[], float]) -> tuple[float, float]:
+    """Measure each model; return the seconds of a step of the slowest, and an estimate for its evaluation."""
+    models, group = distinct_models(study), ProcessGroup()
+    splits = open_data(next(iter(models.values())).data.replace(train_fraction=1.0), seed=0)
     slowest = 0.0
     for config in models.values():
-        trainer = Trainer(
-            config.replace(precision=resolve_precision(config.precision, world.device)), parts, world, fresh=False
-        )
-        trainer.begin()
-        for number in range(WARM + TIMED):
-            if number == WARM:
-                start = now()
-            trainer.advance(0.0)
-        slowest = max(slowest, (now() - start) / TIMED)
-    batch = study.cells[0].config.batch_size
-    pictures = sum(len(part) for part in (parts.val, parts.test) if part is not None)
-    return slowest, pictures / batch * slowest / 3  # forward is a third of a step
+        config = config.replace(precision=resolve_precision(config.precision, group.device))
+        trainer = Trainer(config, splits, group, fresh=False)
+        trainer.start_loader()
+        for _ in range(WARMUP_STEPS):
+            trainer.train_step(0.0)
+        start = now()
+        for _ in range(TIMED_STEPS):
+            trainer.train_step(0.0)
+        slowest = max(slowest, (now() - start) / TIMED_STEPS)
+        trainer.close()
+    num_images = sum(len(source) for source in (splits.val, splits.test) if source is not None)
+    forward_seconds = slowest / 3  # the backward pass takes twice as long
+    return slowest, num_images / study.cells[0].config.batch_size * forward_seconds
 
 
-def run_cell(
-    study: Study, cell: Cell, seed: int, out: Path, plan: dict[str, Any], now: Callable[[], float]
-) -> dict[str, Any]:
-    """The run's row: what came of it, and what it cost."""
-    folder = out / RUNS / f"{cell.name}_seed{seed}"
-    length: dict[str, Any] = {"budget": plan["share"] * cell.part, "steps": None}
+def run_cell(study: Study, cell: Cell, seed: int, out: Path, plan: Plan, now: Callable[[], float]) -> ResultRow:
+    """Train one cell, or resume it, and return its result."""
+    folder = out / RUNS_DIR / f"{cell.name}_seed{seed}"
+    length: dict[str, Any] = {"budget": plan["seconds_per_run"] * cell.length, "steps": None}
     if plan["steps"]:
         length = {"steps": plan["steps"], "budget": None}
     config = cell.config.replace(name=study.name, seed=seed, **length)
-    about = {"cell": cell.name, "series": cell.series, "x": cell.x, "seed": seed}
+    row = ResultRow(cell=cell.name, series=cell.series, x=cell.x, seed=seed, accuracy=None)
     started = now()
     try:
         if is_finished(folder):
-            pass  # killed between its end and its row
-        elif (folder / "config.json").exists():
+            pass  # killed before its row was written
+        elif (folder / CONFIG_FILE).exists():
             resume(folder, started=started, now=now)
         else:
             train(config, folder, started=started, now=now)
     except TrainingError as error:
         if error.code != "not_finite":
             raise
-        # Divergence is a result, too, and would be the same again.
-        return {**about, "accuracy": None, "diverged": str(error)}
-    return {**about, **outcome(read_checkpoint(folder), config)}
+        return {**row, "diverged": str(error)}  # divergence is a result, too
+    return {**row, **summarize_run(read_checkpoint(folder), config)}  # type: ignore[typeddict-item]  # fields of it
 
 
-def outcome(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
-    facts = checkpoint.provenance
-    part = "test" if "test" in facts["metrics"] else "val"
-    figures = facts["metrics"][part]
-    images = facts["steps"] * config.batch_size
+def summarize_run(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+    """Return the accuracy of a finished run, and what it cost."""
+    provenance = checkpoint.provenance
+    split = "test" if "test" in provenance["metrics"] else "val"
+    metrics = provenance["metrics"][split]
+    num_images = provenance["steps"] * config.batch_size
     return {
-        "part": part, "accuracy": figures["top1"], "nll": figures["nll"], "n": figures["n"], "steps": facts["steps"],
-        "epochs": facts["epoch"], "seconds": facts["seconds"], "tflop": images * training_flops(checkpoint) / 1e12,
-    }  # fmt: skip
+        "split": split,
+        "accuracy": metrics["top1"],
+        "nll": metrics["nll"],
+        "n": metrics["n"],
+        "steps": provenance["steps"],
+        "epochs": provenance["epoch"],
+        "seconds": provenance["seconds"],
+        "tflop": num_images * training_flops(checkpoint) / 1e12,
+    }
 
 
 def training_flops(checkpoint: Checkpoint) -> float:
-    """For one picture: forward, and backward at twice that."""
+    """Return the FLOPs of one training image: the forward pass, and twice that for the backward pass."""
     config, counter = checkpoint.config, FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernel is not counted
         checkpoint.build_model()(torch.zeros(1, config.in_channels, *config.image_size))

@@ -34,9 +34,9 @@ def facts(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
     lines = [("Question", study.question), ("Runs", f"{len(rows)}, {noise}")]
     measured = [row for row in rows if row["accuracy"] is not None]
     if measured:
-        n, part = measured[0]["n"], measured[0]["part"]
+        n, split = measured[0]["n"], measured[0]["split"]
         unsure = f"sampling error at most ±{1.96 * np.sqrt(0.25 / n):.1%}"
-        lines.append(("Accuracy", f"of the final weights on {n:,} images of the {part} split; {unsure}"))
+        lines.append(("Accuracy", f"of the final weights on {n:,} images of the {split} split; {unsure}"))
         if min(row["epochs"] for row in measured) < 1:
             lines.append(("Short runs", "some runs had less than one epoch: they show only the start of training"))
     equal = "the number of steps" if study.equal == "steps" else "the training time"
