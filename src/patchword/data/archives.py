@@ -1,7 +1,7 @@
-"""Reading archives that come from elsewhere: tar (gz, bz2, xz), zip, and Debian's packages.
+"""Safe reading of untrusted archives: tar (gz, bz2, xz), zip and Debian packages.
 
-Owns what is refused: names that lead out of the folder, links and devices, more bytes or files than expected. It does
-not know what the files mean.
+Owns what is refused: paths outside the target folder, links and devices, more bytes or files than expected. It does
+not know the content of the files.
 """
 
 import lzma
@@ -17,61 +17,60 @@ from typing import IO
 
 from ..errors import DataError
 
-MAX_BYTES = 4 << 30  # unpacked; the largest named set has 0.8 GB
+MAX_BYTES = 4 << 30  # unpacked; the largest named dataset has 0.8 GB
 MAX_FILES = 100_000
 
-Entry = tuple[str, int, IO[bytes]]  # path inside the archive, size, content (to be read before the next entry)
+Entry = tuple[str, int, IO[bytes]]  # path in the archive, size, content (to be read before the next entry)
 
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError)
 
 
 def extract(archive: Path, folder: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:
-    """Unpack into a folder that is there already; no file in it is overwritten."""
-    with _reading(archive):
+    """Unpack into an existing folder, without overwriting files."""
+    with _wrap_errors(archive):
         for name, content in _safe_entries(archive, max_bytes, max_files):
             target = folder / name
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                file = open(target, "xb")
+                with open(target, "xb") as file:
+                    shutil.copyfileobj(content, file)
             except (FileExistsError, NotADirectoryError) as error:
-                raise _Forbidden(f"{name!r} twice, or as a file and as a folder") from error
-            with file:
-                shutil.copyfileobj(content, file)
+                raise _UnsafeArchiveError(f"{name!r} twice, or as a file and as a folder") from error
 
 
 def read_files(archive: Path, wanted: Container[str], *, max_bytes: int = MAX_BYTES) -> dict[str, bytes]:
-    """The content of those files of an archive that bear one of the names, wherever in its folders they lie."""
-    found = {}
-    with _reading(archive):
+    """Read the files with the given base names, in any folder of the archive."""
+    contents = {}
+    with _wrap_errors(archive):
         for name, content in _safe_entries(archive, max_bytes, MAX_FILES):
-            if (short := PurePosixPath(name).name) in wanted:
-                found[short] = content.read()
-    return found
+            if (base := PurePosixPath(name).name) in wanted:
+                contents[base] = content.read()
+    return contents
 
 
 @contextmanager
-def _reading(archive: Path) -> Iterator[None]:
+def _wrap_errors(archive: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGED as error:
-        raise DataError(f"{archive} is damaged ({error}): delete it, and run again.") from error
-    except _Forbidden as error:
-        raise DataError(f"{archive} holds {error}: it is not used.") from error
+        raise DataError(f"{archive} is damaged ({error}): delete it and run again.") from error
+    except _UnsafeArchiveError as error:
+        raise DataError(f"{archive} contains {error}, so it is not used.") from error
 
 
 def _safe_entries(archive: Path, max_bytes: int, max_files: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """(path, content) of the files, one after the other, none of which is dangerous."""
+    """Yield (path, content) of each file; raises `_UnsafeArchiveError` for a forbidden one."""
     total = 0
     with open(archive, "rb") as file:
         for count, (name, size, content) in enumerate(_entries(file), start=1):
             total += size
             if total > max_bytes or count > max_files:
-                raise _Forbidden(f"more than {max_bytes:,} bytes or {max_files:,} files")
+                raise _UnsafeArchiveError(f"more than {max_bytes:,} bytes or {max_files:,} files")
             yield _safe_name(name), content
 
 
-class _Forbidden(Exception):
-    """What no archive of data needs."""
+class _UnsafeArchiveError(Exception):
+    """The archive contains something that no dataset needs; the message completes "contains ..."."""
 
 
 def _entries(file: IO[bytes]) -> Iterator[Entry]:
@@ -90,7 +89,7 @@ def _tar_entries(file: IO[bytes]) -> Iterator[Entry]:
                 continue
             content = tar.extractfile(member) if member.isreg() else None
             if content is None:
-                raise _Forbidden(f"{member.name!r}, which is a link or a device")
+                raise _UnsafeArchiveError(f"{member.name!r}, which is a link or a device")
             yield member.name, member.size, content
 
 
@@ -100,13 +99,13 @@ def _zip_entries(file: IO[bytes]) -> Iterator[Entry]:
             if info.is_dir():
                 continue
             if stat.S_ISLNK(info.external_attr >> 16):
-                raise _Forbidden(f"{info.filename!r}, which is a link")
+                raise _UnsafeArchiveError(f"{info.filename!r}, which is a link")
             with archive.open(info) as content:
-                yield info.filename, info.file_size, content  # zipfile reads no more than the size it announced
+                yield info.filename, info.file_size, content  # zipfile reads at most the declared size
 
 
 def _skip_to_data(file: IO[bytes]) -> None:
-    """Debian's packages are `ar` archives, in which a tar has the data; other files are left at their beginning."""
+    """Seek to the data.tar member of a Debian package, which is an `ar` archive; leave other files at the start."""
     if file.read(8) != b"!<arch>\n":
         file.seek(0)
         return
@@ -115,11 +114,11 @@ def _skip_to_data(file: IO[bytes]) -> None:
         if name.startswith("data.tar"):
             return
         file.seek(size + size % 2, 1)
-    raise tarfile.ReadError("a Debian package without data")
+    raise tarfile.ReadError("Debian package without data.tar")
 
 
 def _safe_name(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or any(c in name for c in "\\:\0"):
-        raise _Forbidden(f"{name!r}, which leads out of the folder")
+        raise _UnsafeArchiveError(f"{name!r}, which is outside the target folder")
     return str(path)

@@ -1,8 +1,7 @@
-"""Tar files of pictures and labels as WebDataset writes them: KEY.jpg beside KEY.cls or KEY.json.
+"""WebDataset tar shards: KEY.jpg beside KEY.cls or KEY.json.
 
-Each tar is gone through once, to note where every picture begins and ends; pictures are then read from there, in any
-order. Nothing is ever unpacked, so names in a tar are only names. A tar that is damaged or cut short gives what can be
-read before that.
+Each tar is indexed once: the offset and size of every image. Images are then read in any order, without unpacking, so
+that names in a tar are never used as paths. Of a damaged or truncated tar, the samples before the damage are used.
 """
 
 import json
@@ -17,29 +16,29 @@ import numpy as np
 from PIL import Image
 
 from ...errors import DataError, ImageError, Note
-from ..class_labels import parse_labels, encode_labels, format_names
+from ..class_labels import encode_labels, format_names, parse_labels
 from ..images import IMAGE_SUFFIXES, Mode
 from ..sources import ResolvedDataset, Source, decode_image
 
-_LONGEST_LABEL = 2**20  # bytes of a .cls or .json file
+_MAX_LABEL_BYTES = 2**20  # of a .cls or .json file
 
 
 @dataclass
 class _Sample:
-    offset: int = -1  # of the picture in the tar; -1: none has been found
+    offset: int = -1  # of the image in the tar; -1: not found yet
     size: int = 0
-    file: str = ""
-    words: tuple[str, ...] | None = None  # None: no label has been found
+    member: str = ""
+    labels: tuple[str, ...] | None = None  # None: not found yet
 
 
 class ShardSource(Source):
-    """Pictures at known places in tar files, which lie below `root`."""
+    """Images at known offsets in the tar files below `root`."""
 
     def __init__(
         self,
         root: Path,
         files: list[str],
-        samples: list[tuple[int, _Sample]],  # each with the index of its file
+        samples: list[tuple[int, _Sample]],  # each with the index of its shard
         labels: Sequence[str],
         targets: np.ndarray,
     ) -> None:
@@ -48,7 +47,7 @@ class ShardSource(Source):
         self.shards = np.array([shard for shard, _ in samples], dtype=np.int32)
         self.offsets = np.array([sample.offset for _, sample in samples], dtype=np.int64)
         self.sizes = np.array([sample.size for _, sample in samples], dtype=np.int64)
-        self.members = [sample.file for _, sample in samples]
+        self.members = [sample.member for _, sample in samples]
 
     def key(self, index: int) -> str:
         row = self.rows[index]
@@ -60,7 +59,9 @@ class ShardSource(Source):
     def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
         row = self.rows[index]
         try:
-            with open(self.root / self.files[self.shards[row]], "rb") as file:  # one for each call: no shared position
+            with open(
+                self.root / self.files[self.shards[row]], "rb"
+            ) as file:  # opened per call: threads share no file position
                 file.seek(self.offsets[row])
                 data = file.read(self.sizes[row])
         except OSError as error:
@@ -68,88 +69,91 @@ class ShardSource(Source):
         return decode_image(data, self.name(index), mode, min_size)
 
 
-def open_shards(parts: dict[str, list[Path]], multi_label: bool) -> ResolvedDataset:
-    """The samples of tar files, which are already sorted into parts."""
-    every = [file.absolute() for files in parts.values() for file in files]
-    root = Path(os.path.commonpath([file.parent for file in every]))
+def open_shards(files_by_split: dict[str, list[Path]], multi_label: bool) -> ResolvedDataset:
+    """Open the tar files of each split."""
+    absolute = {name: [file.absolute() for file in files] for name, files in files_by_split.items()}
+    root = Path(os.path.commonpath([file.parent for files in absolute.values() for file in files]))
     notes: list[Note] = []
-    found = {name: _part(root, [f.absolute() for f in files], multi_label, notes) for name, files in parts.items()}
-    return ResolvedDataset(found, tuple(notes))
+    splits = {name: _open_split(root, files, multi_label, notes) for name, files in absolute.items()}
+    return ResolvedDataset(splits, tuple(notes))
 
 
-def _part(root: Path, files: list[Path], multi_label: bool, notes: list[Note]) -> ShardSource:
+def _open_split(root: Path, files: list[Path], multi_label: bool, notes: list[Note]) -> ShardSource:
     samples: list[tuple[int, _Sample]] = []
     for shard, file in enumerate(files):
-        index, problem = _index(file)
-        complete = [sample for sample in index.values() if sample.offset >= 0 and sample.words is not None]
+        index, problem = _index_shard(file)
+        complete = [sample for sample in index.values() if sample.offset >= 0 and sample.labels is not None]
         samples += [(shard, sample) for sample in complete]
         if problem:
-            text = f"{file}: {problem} The {len(complete)} samples before that are used."
+            text = f"{file}: {problem} The {len(complete)} samples before the damage are used."
             notes.append(Note(text, "shard_damaged"))
-        if partial := [key for key, sample in index.items() if sample.offset < 0 or sample.words is None]:
-            text = f"{file}: left out, as the image or label is missing or cannot be read: {format_names(partial)}."
+        if partial := [key for key, sample in index.items() if sample.offset < 0 or sample.labels is None]:
+            text = f"{file}: left out, because image or label is missing or unreadable: {format_names(partial)}."
             notes.append(Note(text, "samples_left_out"))
     if not samples:
-        said = f" {notes[-1]}" if notes else ""
-        raise DataError(f"No pictures with labels are in {format_names(map(str, files))}: KEY.jpg and KEY.cls each.{said}")
+        detail = f" {notes[-1]}" if notes else ""
+        shards = format_names(map(str, files))
+        raise DataError(f"There are no labeled images in {shards}: each sample needs KEY.jpg and KEY.cls.{detail}")
     names = [file.relative_to(root).as_posix() for file in files]
-    words = [sample.words or () for _, sample in samples]
-    labels, targets = encode_labels(words, multi_label, lambda i: f"{files[samples[i][0]]}:{samples[i][1].file}")
+    sample_labels = [sample.labels or () for _, sample in samples]
+    labels, targets = encode_labels(
+        sample_labels, multi_label, lambda i: f"{files[samples[i][0]]}:{samples[i][1].member}"
+    )
     return ShardSource(root, names, samples, labels, targets)
 
 
-def _index(path: Path) -> tuple[dict[str, _Sample], str]:
-    """The samples of a tar by key, and a sentence on what is wrong with it."""
+def _index_shard(path: Path) -> tuple[dict[str, _Sample], str]:
+    """Return the samples of a tar by key, and a sentence on its damage or ""."""
     samples: dict[str, _Sample] = {}
     try:
         with open(path, "rb") as file:
-            for member in _members(file):
-                _note(samples, member, file)
+            for member in _iter_members(file):
+                _add_member(samples, member, file)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
-    except Exception as error:  # tarfile answers damage with nearly everything, RecursionError included
-        return samples, f"it is damaged or cut short ({error})."
+    except Exception as error:  # a damaged tar can raise nearly anything, even RecursionError
+        return samples, f"it is damaged or truncated ({error})."
     return samples, ""
 
 
-def _members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """Ordinary files, as long as everything is in order; else the exception says what is not."""
+def _iter_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Yield the regular files; raises `tarfile.ReadError` at the first damage."""
     length = os.fstat(file.fileno()).st_size
     if file.read(2) == b"\x1f\x8b":
-        raise tarfile.ReadError("it is compressed, so nothing in it can be found quickly; unpack it with gunzip")
+        raise tarfile.ReadError("it is compressed, which prevents random access; decompress it with gunzip")
     file.seek(0)
     end = 0
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every member in memory
             if member.size < 0 or member.offset_data < end:
-                raise tarfile.ReadError("its sizes contradict each other")  # a negative one can lead in a circle
+                raise tarfile.ReadError("its member sizes are inconsistent")  # a negative size can loop forever
             end = member.offset_data + member.size
             if end > length:
-                raise tarfile.ReadError(f"{member.name!r} ends after the file does")
+                raise tarfile.ReadError(f"{member.name!r} extends beyond the end of the file")
             if member.isreg():
                 yield member
         file.seek(tar.offset)
-        # tarfile takes a header it does not understand for the end. The true end is a block of zeros.
+        # tarfile treats an invalid header as the end. The real end is a block of zeros.
         if any(file.read(tarfile.BLOCKSIZE)):
-            raise tarfile.ReadError(f"what stands at byte {tar.offset:,} is no header")
+            raise tarfile.ReadError(f"byte {tar.offset:,} is not a valid header")
 
 
-def _note(samples: dict[str, _Sample], member: tarfile.TarInfo, file: BinaryIO) -> None:
+def _add_member(samples: dict[str, _Sample], member: tarfile.TarInfo, file: BinaryIO) -> None:
     folder, _, name = member.name.rpartition("/")
-    stem, _, suffix = name.partition(".")  # WebDataset's rule: a key ends at the first dot
+    stem, _, suffix = name.partition(".")  # WebDataset: a key ends at the first dot
     suffix = suffix.lower()
     if not stem:
-        return  # hidden, such as the ._0001.jpg that macOS adds
+        return  # hidden files, such as ._0001.jpg from macOS
     sample = samples.setdefault(f"{folder}/{stem}" if folder else stem, _Sample())
     if f".{suffix}" in IMAGE_SUFFIXES and sample.offset < 0:
-        sample.offset, sample.size, sample.file = member.offset_data, member.size, member.name
-    elif suffix in ("cls", "json") and member.size <= _LONGEST_LABEL and sample.words is None:
+        sample.offset, sample.size, sample.member = member.offset_data, member.size, member.name
+    elif suffix in ("cls", "json") and member.size <= _MAX_LABEL_BYTES and sample.labels is None:
         file.seek(member.offset_data)
-        sample.words = _label(file.read(member.size), suffix)
+        sample.labels = _read_label(file.read(member.size), suffix)
 
 
-def _label(data: bytes, suffix: str) -> tuple[str, ...] | None:
+def _read_label(data: bytes, suffix: str) -> tuple[str, ...] | None:
     try:
         text = data.decode("utf-8-sig")
         if suffix == "cls":
