@@ -205,8 +205,10 @@ def test_public_names_exist() -> None:
 
 
 def test_versions_agree() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == pw.__version__
+    """pyproject.toml takes the version from `patchword.__version__`."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert document["project"]["dynamic"] == ["version"]
+    assert document["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "patchword.__version__"}
     assert f"## {pw.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 

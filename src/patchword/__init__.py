@@ -1,34 +1,39 @@
-"""patchword: Vision Transformers you can train on a laptop, see through, trust, and ship.
+"""patchword: a workbench for Vision Transformers. Train one on a laptop, inspect it, evaluate it, and serve it.
 
-import patchword as pw
+Example:
+    import patchword as pw
 
-model = pw.create("B/16", num_classes=10, image_size=384)      # fresh weights
-model = pw.load("ViT-B_16.npz", image_size=384)                # any public checkpoint
-pw.Classifier.load("hf:google/vit-base-patch16-224")("cat.jpg").label
+    model = pw.create_model("B/16", num_classes=10, image_size=384)  # random weights
+    model = pw.load_model("ViT-B_16.npz", image_size=384)  # any public checkpoint
+    pw.Classifier.load("hf:google/vit-base-patch16-224")("cat.jpg").label
 """
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Where each public name lives; looked up on first use, so that `patchword --help` need not import torch.
-_PLACES = {
+# The module of each public name, imported on first use, so that `patchword --help` does not import torch.
+_MODULES = {
     "AugmentConfig": "config",
+    "Callback": "training",
     "Checkpoint": "checkpoints",
     "Classifier": "inference.classifier",
     "Config": "config",
     "ConfigError": "errors",
     "DataConfig": "config",
+    "DatasetSplits": "data.sources",
     "DistillConfig": "config",
     "OptimConfig": "config",
-    "DatasetSplits": "data.sources",
     "PatchwordError": "errors",
     "Preprocess": "data.preprocess",
+    "ProgressiveResizeConfig": "config",
     "ResNetConfig": "config",
+    "RunInfo": "training",
     "ScheduleConfig": "config",
+    "TrainResult": "training",
     "ViT": "models",
     "ViTConfig": "config",
-    "Callback": "training",
+    "adapt_model": "models",
     "attention_maps": "inspection.capture",
     "augmentation": "config.presets",
     "build_model": "models",
@@ -44,7 +49,6 @@ _PLACES = {
     "preset": "config.presets",
     "probe": "evaluation.probe",
     "read_checkpoint": "checkpoints",
-    "adapt_model": "models",
     "resume": "training",
     "train": "training",
     "unpatchify": "models",
@@ -63,8 +67,11 @@ __all__ = [
     "OptimConfig",
     "PatchwordError",
     "Preprocess",
+    "ProgressiveResizeConfig",
     "ResNetConfig",
+    "RunInfo",
     "ScheduleConfig",
+    "TrainResult",
     "ViT",
     "ViTConfig",
     "adapt_model",
@@ -97,6 +104,7 @@ if TYPE_CHECKING:
         DataConfig,
         DistillConfig,
         OptimConfig,
+        ProgressiveResizeConfig,
         ResNetConfig,
         ScheduleConfig,
         ViTConfig,
@@ -112,7 +120,7 @@ if TYPE_CHECKING:
     from .inspection.capture import attention_maps, features
     from .models import ViT, adapt_model, build_model, create_model, optimize_for_cpu, patchify, unpatchify
     from .recipes import load_recipe
-    from .training import Callback, resume, train
+    from .training import Callback, RunInfo, TrainResult, resume, train
 
 
 def __dir__() -> list[str]:
@@ -122,6 +130,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'patchword' has no attribute {name!r}")
-    return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -15,7 +15,8 @@ PatchwordError             patchword_error
 An error that callers must tell from others of its class has a code of its own: `ImageError(..., code="image_empty")`.
 Codes are part of the interface (tests/test_errors.py lists them); messages are for people and may change at any time.
 
-Each message says what is wrong, where, and what to do. The command line prints it without a traceback and exits with 2.
+Each message says what is wrong, where, and what to do. The command line prints it without a traceback and exits with
+code 2.
 """
 
 from typing import Any, Self
@@ -83,7 +84,7 @@ class OutputError(PatchwordError):
 
 
 class HubError(PatchwordError):
-    """A model hub that cannot be reached, or does not have what was asked for."""
+    """A model hub that cannot be reached, or does not have the model."""
 
     code = "hub_failed"
 
@@ -94,8 +95,8 @@ class TrainingError(PatchwordError):
     code = "training_failed"
 
 
-class Stopped(Exception):
-    """A signal stopped a run after its state was saved: not an error."""
+class Stopped(Exception):  # noqa: N818  # not an error
+    """A signal stopped a run after its state was saved."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -103,9 +104,9 @@ class Stopped(Exception):
 
 
 class Note(str):
-    """Something a user should know although nothing failed: a sentence with a stable code.
+    """A message for the user although nothing failed: a sentence with a stable code.
 
-    A string, so that it prints and goes into JSON as its text.
+    It is a string, so that it prints and serializes to JSON as its text.
     """
 
     code: str
@@ -119,15 +120,15 @@ class Note(str):
         return str(self), self.code
 
     def to_json(self) -> dict[str, str]:
-        """With the code, for files that are read back."""
+        """Returns text and code, for files that are read back."""
         return {"code": self.code, "text": str(self)}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Inverse of `to_json`; also reads a bare string, which runs of earlier versions saved."""
+        """Inverse of `to_json`; also reads a bare string, which earlier versions saved."""
         return cls(value["text"], value["code"]) if isinstance(value, dict) else cls(str(value), "note")
 
 
 def how_to_install(extra: str) -> str:
-    """How to install an optional extra; no package index has patchword, so it comes from a clone."""
+    """Returns how to install an optional extra, from a clone, since no package index has patchword."""
     return f"in a clone of patchword, pip install -c constraints.txt '.[{extra}]'"

@@ -122,7 +122,7 @@ class AttentionBias(nn.Module):
         return mask + F.pad(between_patches, (k, 0, k, 0))
 
     def local_init(self, sharpness: float) -> Tensor:
-        """Returns initial relative positions (H, 2h-1, 2w-1): each head attends to the patch or one of its eight neighbors.
+        """Returns initial relative positions (H, 2h-1, 2w-1): each head attends to one patch of its 3x3 neighborhood.
 
         Together the heads start as a 3x3 convolution (ConViT, d'Ascoli et al., 2021). Directions alternate over all
         heads of all layers. Distant patches keep a small weight, without which they would get no gradient.

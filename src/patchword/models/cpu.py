@@ -1,7 +1,7 @@
 """Fast paths for CPUs: `optimize_for_cpu(model)` enables them in place.
 
 Modules become instances of subclasses, so names, tensors, copies and checkpoints do not change. A fast path is taken
-only on a CPU and only if nothing can observe it: hooks on inner modules always run, and replaced layers (LoRA, int8) are
+only on a CPU and only if nothing can observe it: hooks on inner modules run, and replaced layers (LoRA, int8) are
 called. Otherwise the subclass does what its parent does. Speedups were measured on two Zen 4 cores.
 """
 

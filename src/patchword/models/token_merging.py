@@ -1,19 +1,18 @@
-"""Fewer tokens at inference: none is computed that no head reads, and similar patches are merged (ToMe).
+"""Fewer tokens at inference: skips tokens that the head does not read, and merges similar patches (ToMe).
 
-Where the head reads the class token alone, the last block's queries, its MLP and its norms are needed for that token
-only: a twelfth of ViT-B's arithmetic less, with the same result.
+If the head reads only the class token, the last block's queries, MLP and norms are needed for that token only. This
+saves a twelfth of ViT-B's compute, and the result is the same.
 
 Token merging (Bolya et al., 2023, "ToMe") changes the result a little: after the attention of a block the most similar
-patches become one. Patches are divided into two halves in turn; each of the first half finds its most similar one in
-the second, by the cosine of their keys; the pairs that cost least are merged into their mean, weighted by how many
-patches each stands for. Attention adds the logarithm of that number to a key's score, so that a token that stands for
-five gets the attention of five: identical patches can be merged without any change of the result. Weights stay as they
-are.
+patches are merged. Patches alternate between two sets; each one of the first set is matched to its most similar one in
+the second, by the cosine similarity of their keys; the pairs of lowest cost are replaced by their mean, weighted by
+the number of patches in each. Attention adds the logarithm of that number to a key's score (proportional attention),
+so that merging identical patches does not change the result. Weights do not change.
 
-Two things differ from the paper. The cost of a merge is the distance of the two times the attention that the class
-token pays to the one that goes. And the first quarter of the blocks merges nothing, since what is lost early is lost to
-all; behind it each block merges the same fraction of what is left. For ViT-Ti/16, at two thirds of the arithmetic, this
-has a third of the KL divergence of ToMe's equal numbers by similarity alone (LOG.md).
+Two things differ from the paper. The cost of a merge is the distance times the attention of the class token to the
+patch that is merged. And the first quarter of the blocks merges nothing, since later blocks cannot recover what is
+lost early; each of the others merges the same fraction of the remaining patches. For ViT-Ti/16, at two thirds of the
+compute, the KL divergence is a third of that of the original ToMe (LOG.md).
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ from .vit import Block, ViT
 
 
 def reduce_tokens(model: nn.Module, merged: Sequence[int] = ()) -> nn.Module:
-    """The model without the tokens that nothing reads; `merged` are patches to merge in each block.
+    """Skips tokens that the head does not read, and merges `merged[i]` patches in block i.
 
-    Without merging, a model all of whose tokens are read comes back as it is.
+    Returns the model itself if there is nothing to merge or skip.
     """
     if merged or (isinstance(model, ViT) and num_read_tokens(model)):
         return TokenMergingViT(model, merged)
@@ -41,7 +40,7 @@ def reduce_tokens(model: nn.Module, merged: Sequence[int] = ()) -> nn.Module:
 
 
 def num_read_tokens(model: ViT) -> int:
-    """How many tokens of the last block are read, if they come first and can be computed alone; else 0: all."""
+    """Returns how many leading tokens of the last block the head reads, if they can be computed alone; 0 means all."""
     config = model.config
     alone = config.depth and not config.post_norm and config.pos_embed not in ("rotary", "relative")
     if config.pooling != "class" or not alone or config.attention_pattern != "global":
@@ -50,9 +49,9 @@ def num_read_tokens(model: ViT) -> int:
 
 
 def merge_schedule(config: ModelConfig, ratio: float) -> tuple[int, ...]:
-    """How many patches to merge in each block: `ratio` of those that are left, from a quarter of the depth on."""
+    """Returns how many patches to merge in each block: `ratio` of those left, from a quarter of the depth on."""
     if not isinstance(config, ViTConfig):
-        raise ConfigError("A residual network has no tokens to merge.")
+        raise ConfigError("Token merging needs a ViT; a ResNet has no tokens.")
     counts, left = [0] * config.depth, config.num_patches
     for number in range(config.depth // 4, config.depth):
         counts[number] = int(ratio * left)
@@ -66,7 +65,7 @@ class TokenMergingViT(nn.Module):
     def __init__(self, model: nn.Module, merged: Sequence[int] = ()) -> None:
         super().__init__()
         if not isinstance(model, ViT):
-            raise ConfigError("A residual network has no tokens to merge.")
+            raise ConfigError("Token merging needs a ViT; a ResNet has no tokens.")
         self.model, self.config, self.num_read = model, model.config, num_read_tokens(model)
         self.merged = tuple(merged) or (0,) * self.config.depth
         if any(self.merged):
@@ -76,16 +75,21 @@ class TokenMergingViT(nn.Module):
         """Raises a ConfigError for a model whose tokens cannot be merged."""
         config = self.config
         if config.pos_embed in ("rotary", "relative") or config.attention_pattern != "global":
-            raise ConfigError("Tokens can be merged only where attention does not ask which patch is where.")
+            raise ConfigError(
+                f"Token merging needs global attention without relative or rotary positions, not "
+                f"{config.attention_pattern} attention with pos_embed {config.pos_embed!r}."
+            )
         if config.post_norm:
-            raise ConfigError("Tokens can be merged only in blocks that norm before they attend.")
+            raise ConfigError("Token merging needs pre-norm blocks, but model.post_norm is true.")
         if len(self.merged) != config.depth or any(count < 0 for count in self.merged):
-            raise ConfigError(f"merged takes a number for each of the {config.depth} blocks, 0 or more.")
+            raise ConfigError(
+                f"merged must have {config.depth} numbers of at least 0, one per block, not {self.merged}."
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to logits (B, K)."""
         model, prefix = self.model, self.config.num_prefix
-        x, sizes = model.embed_patches(images), None  # None: every token stands for itself
+        x, sizes = model.embed_patches(images), None  # None: no token is merged
         for block, count in zip(model.blocks[:-1] if self.num_read else model.blocks, self.merged, strict=False):
             x, sizes = merging_block(block, x, sizes, count, prefix, self.num_read)  # type: ignore[arg-type]
         if self.num_read:
@@ -97,7 +101,7 @@ class TokenMergingViT(nn.Module):
         return model.head(self.forward_pool(tokens, sizes))
 
     def forward_pool(self, tokens: Tensor, sizes: Tensor | None) -> Tensor:
-        """`ViT.forward_pool` for tokens that stand for several patches."""
+        """Like `ViT.forward_pool`, with merged tokens."""
         model, prefix, pooling = self.model, self.config.num_prefix, self.config.pooling
         if sizes is None or pooling == "class":
             return model.forward_pool(tokens)
@@ -117,7 +121,7 @@ class TokenMergingViT(nn.Module):
 def merging_block(
     block: Block, x: Tensor, sizes: Tensor | None, count: int, prefix: int, num_read: int
 ) -> tuple[Tensor, Tensor | None]:
-    """A block's tokens and their sizes, after its attention, merging and MLP."""
+    """Runs a block with merging after its attention; returns tokens and their sizes."""
     if sizes is None and not count:
         return block(x), None
     q, k, v = block.attention.project(block.norm1(x))
@@ -129,7 +133,7 @@ def merging_block(
 
 
 def last_block(block: Block, x: Tensor, sizes: Tensor | None, num_read: int) -> Tensor:
-    """The first `num_read` tokens of a block's output: (B, num_read, D)."""
+    """Computes the first `num_read` tokens of a block's output: (B, num_read, D)."""
     attention, normed = block.attention, block.norm1(x)
     if is_plain_linear(attention.qkv):
         weights = attention.qkv.weight.chunk(3)
@@ -147,25 +151,25 @@ def last_block(block: Block, x: Tensor, sizes: Tensor | None, num_read: int) -> 
 
 
 def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor, sizes: Tensor | None) -> Tensor:
-    """The attention of these queries, (B, n, D), where tokens stand for several patches."""
+    """Computes attention with merged tokens for these queries: (B, n, D)."""
     x = attention.attend(q, k, v, None if sizes is None else size_bias(sizes))
     return attention.out(x.transpose(1, 2).flatten(2))
 
 
 def size_bias(sizes: Tensor) -> Tensor:
-    """What attention adds to the scores of tokens that stand for several patches: (B, N, 1) -> (B, 1, 1, N)."""
+    """Returns the bias of proportional attention to merged tokens: (B, N, 1) -> (B, 1, 1, N)."""
     return sizes.log().transpose(1, 2)[:, None]
 
 
 def attention_received(q: Tensor, k: Tensor, sizes: Tensor | None) -> Tensor:
-    """How much attention these queries pay to each token, the mean over queries and heads: (B, N)."""
+    """Returns the attention of these queries to each token, mean over queries and heads: (B, N)."""
     return attention_weights(q, k, None if sizes is None else size_bias(sizes)).mean(dim=(1, 2))
 
 
 def merge(
     x: Tensor, sizes: Tensor | None, keys: Tensor, count: int, prefix: int, received: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`count` patches fewer, or as many as there are partners for. (B, N, D), (B, N, 1), (B, N, d), (B, N)."""
+    """Merges `count` patches, or as many as have partners: tokens (B, N, D), sizes (B, N, 1), keys (B, N, d)."""
     if sizes is None:
         sizes = torch.ones_like(x[..., :1])
     if x.shape[1] - prefix < 2:
@@ -176,7 +180,7 @@ def merge(
     costs = 1 - similarity if received is None else (1 - similarity) * received[:, prefix::2]
     order = costs.argsort(dim=-1)
     gone, kept = order[:, :count], order[:, count:]
-    # Whole rows are moved, which every engine does fast, out of all images' tokens in one list.
+    # Move whole rows of one list of all images' tokens, which is fast in every engine.
     sums = torch.cat([x * sizes, sizes], dim=-1)  # sums can be added; the mean comes at the end
     batch, length, width = sums.shape
     front, second = torch.arange(prefix, device=x.device), torch.arange(prefix + 1, length, 2, device=x.device)
@@ -190,6 +194,6 @@ def merge(
 
 
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
-    """(B, N, D), (B, n) -> (B, n, D)."""
+    """Picks tokens by index: (B, N, D), (B, n) -> (B, n, D)."""
     starts = torch.arange(tokens.shape[0], device=tokens.device)[:, None] * tokens.shape[1]
     return tokens.flatten(0, 1).index_select(0, (starts + indices).flatten()).view(*indices.shape, tokens.shape[2])

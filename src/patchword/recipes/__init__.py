@@ -1,7 +1,7 @@
 """Recipes: small Python files with a docstring (command, machine, time, result) and a `config`.
 
-Those of this folder go by their names; a user's own file works the same by its path. A recipe imports only
-`patchword.config` and `patchword.config.presets`.
+Built-in recipes are loaded by name, and a user's own by the path of the file. A recipe imports only `patchword.config`
+and `patchword.config.presets`.
 """
 
 import difflib
@@ -17,16 +17,19 @@ RECIPES = tuple(sorted(path.stem for path in FOLDER.glob("*.py") if path.stem !=
 
 
 def is_recipe(name: str) -> bool:
+    """Whether `name` is a built-in recipe or a Python file."""
     return name in RECIPES or name.endswith(".py")
 
 
 def load_recipe(name: str) -> Config:
-    """The configuration of a recipe, by its name or by the path of a Python file."""
+    """Loads the config of a recipe by its name, or by the path of a Python file."""
     path = FOLDER / f"{name}.py" if name in RECIPES else Path(name).expanduser()
     if not path.is_file():
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"There is no recipe {name}.{hint} There are {', '.join(RECIPES)}, or any Python file.")
+        raise ConfigError(
+            f"There is no recipe {name}.{hint} Built-in: {', '.join(RECIPES)}; or give the path of a Python file."
+        )
     if name in RECIPES:
         config = importlib.import_module(f"{__name__}.{name}").config
     else:
@@ -35,7 +38,7 @@ def load_recipe(name: str) -> Config:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         except Exception as error:
-            raise ConfigError(f"The recipe {path} does not run ({type(error).__name__}: {error}).") from None
+            raise ConfigError(f"The recipe {path} failed with {type(error).__name__}: {error}.") from None
     if not isinstance(config, Config):
         raise ConfigError(f"The recipe {path} must set `config` to a patchword.config.Config.")
     return config

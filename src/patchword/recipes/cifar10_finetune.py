@@ -1,7 +1,8 @@
-"""CIFAR-10 from ImageNet weights: ViT-Ti/16 at 160 pixels (96 at first), the head learnt first, then all weights.
+"""Fine-tunes ViT-Ti/16 from ImageNet weights on CIFAR-10, at 160 pixels (96 at first): the head, then all weights.
 
 Command: patchword train cifar10_finetune --budget 30m
-Machine: 2 cores (AMD EPYC, AVX-512, bf16), 24 minutes: 97.5 % on test, one seed (results/cifar10_finetune_24m.json).
+Machine: 2 cores (AMD EPYC, AVX-512, bf16), 24 minutes.
+Result: 97.5 % test accuracy, one seed (results/cifar10_finetune_24m.json).
 """
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ProgressiveResizeConfig, ScheduleConfig

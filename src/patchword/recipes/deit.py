@@ -1,8 +1,8 @@
-"""DeiT-Ti/16, distilled hard, 300 epochs of ImageNet, as published but for the teacher: a ViT-B/16.
+"""Trains DeiT-Ti/16 with hard distillation on ImageNet for 300 epochs, as published except for the teacher, a ViT-B/16.
 
 Command: torchrun --nproc-per-node 8 -m patchword train deit --data.source imagenet
-Published: 74.5 % top-1 (DeiT-Ti distilled, Touvron et al. 2021), from a RegNetY-16GF, which patchword does not have.
-Not run here at that scale.
+Machine: 8 accelerators; not run here at that scale.
+Result: published, 74.5 % top-1 (Touvron et al., 2021) with a RegNetY-16GF as teacher, which patchword does not have.
 """
 
 from patchword.config import Config, DataConfig, DistillConfig, OptimConfig, ScheduleConfig

@@ -1,8 +1,11 @@
-"""Any folder of pictures (or other data), from ImageNet weights: the head learnt first, then the upper two thirds;
-half of the way from the former weights to the learnt ones is what is kept, unless validation likes an end better.
+"""Fine-tunes ViT-Ti/16 from ImageNet weights on a folder of images: the head first, then the upper two thirds.
+
+The final weights are the mean of the initial and the fine-tuned ones (WiSE-FT), unless one of the two has a lower
+validation loss.
 
 Command: patchword train finetune --data.source photos --budget 10m  (or simply: patchword train photos --budget 10m)
-Machine: 2 cores (AMD EPYC, AVX-512, bf16), Oxford Pets in 10 minutes: 92.7 and 92.1 % on test (results/pets_finetune*).
+Machine: 2 cores (AMD EPYC, AVX-512, bf16), 10 minutes.
+Result: Oxford Pets, 92.7 and 92.1 % test accuracy, two seeds (results/pets_finetune*).
 """
 
 from patchword.config import AugmentConfig, Config, OptimConfig, ProgressiveResizeConfig, ScheduleConfig

@@ -1,7 +1,8 @@
-"""A small ViT behind one convolution, on scikit-learn's handwritten digits: the whole story in about a minute.
+"""Trains a small ViT with a stem of one convolution on scikit-learn's handwritten digits in about a minute.
 
 Command: patchword quickstart  (the same as: patchword train quickstart)
-Machine: 1 core (AMD EPYC, AVX2), 63 s: 96.9 % of 359 digits, one seed (results/quickstart.json).
+Machine: 1 core (AMD EPYC, AVX2), 63 seconds.
+Result: 96.9 % accuracy on 359 digits, one seed (results/quickstart.json).
 """
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
