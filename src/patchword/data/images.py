@@ -1,10 +1,9 @@
-"""Picture files to 8-bit Pillow images, and nothing but `ImageError` when that fails.
+"""Decode image files to 8-bit Pillow images; every failure is an `ImageError`.
 
-Owns decoding, EXIF orientation, the reduction of every pixel format to RGB or grey, and the limits that hostile files
-meet. It does not know what size a model wants (`at_least` is only a hint) nor what becomes of the pixels.
+Owns decoding, EXIF orientation, conversion of every pixel format to RGB or grayscale, and limits against malicious
+files. It does not know the input size of a model (`min_size` is only a hint) or any later transform.
 
-Safe to call from many threads: no state is changed by a call, apart from the warning filters described at
-`_keep_pillow_quiet`.
+Thread-safe: a call changes no global state, apart from the warning filters described at `_silence_pillow`.
 """
 
 import io
@@ -24,45 +23,30 @@ from ..errors import DataError, ImageError
 
 Mode = Literal["RGB", "L"]
 
-# Only what photographs and screenshots come in. Pillow can open some forty formats, and among them are interpreters
-# (EPS calls Ghostscript) and decoders that hardly anyone tests.
+# Only the formats of photos and screenshots. Pillow opens about forty formats, among them interpreters (EPS calls
+# Ghostscript) and decoders that are hardly tested.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = frozenset(
     [
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".apng",
-        ".webp",
-        ".gif",
-        ".bmp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".heic",
-        ".heif",
-        ".avif",
-    ],  # not decoded, but pictures: whoever has them must be told
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+        *(".ppm", ".pgm", ".pbm", ".pnm"),
+        *(".heic", ".heif", ".avif"),  # not decoded, but images: the user must be told
+    ]
 )
 
-# A picture of this size takes 300 MB as RGB. A few kilobytes of file can announce a thousand times as much.
+# 300 MB as RGB. A file of a few kilobytes can declare a thousand times as much.
 MAX_PIXELS = 100_000_000
-MAX_SCANS = 500  # of a JPEG; programs write a dozen at most
+MAX_SCANS = 500  # of a progressive JPEG; encoders write a dozen at most
 
-# How much larger than `at_least` a JPEG must still be when it is decoded at reduced scale. The decoder's own shrinking
-# is cruder than Pillow's, and this margin hides it. Measured on 250 ImageNet pictures (sides cut to multiples of 8),
-# shrunk to exactly 1/GAP of the decoded size by Preprocess.resize_and_crop, against the same from a full decode: mean difference
-# 0.5, 0.6, 0.7 grey levels at scale 1/2, 1/4, 1/8, the worst picture 2.1, the worst pixel 14. With GAP 2.0: mean 0.8 to
-# 1.2, worst picture 2.8, worst pixel 20; with 3.0: mean 0.4 to 0.5, worst picture 1.8, worst pixel 12.
+# How much larger than `min_size` a JPEG decoded at reduced scale must be. The decoder's downscaling is cruder than
+# Pillow's, and this margin hides it. Measured on 250 ImageNet images (sides cut to multiples of 8), shrunk to exactly
+# 1/DECODE_MARGIN of the decoded size by Preprocess.resize_and_crop, against a full decode: mean difference 0.5, 0.6,
+# 0.7 gray levels at scale 1/2, 1/4, 1/8; worst image 2.1, worst pixel 14. With a margin of 2.0: mean 0.8 to 1.2, worst
+# image 2.8, worst pixel 20; with 3.0: mean 0.4 to 0.5, worst image 1.8, worst pixel 12.
 DECODE_MARGIN = 2.5
 
 _ORIENTATION_TAG = 0x0112
-_TURNS = {
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -82,89 +66,89 @@ def load_image(
     max_pixels: int = MAX_PIXELS,
     name: str | None = None,
 ) -> Image.Image:
-    """Decode a file, or the bytes of one, upright and with 8 bits for each channel. Raises only `ImageError`.
+    """Decode a file or its bytes to an upright image with 8 bits per channel. Raises only `ImageError`.
 
-    Of an animation the first frame is taken. See `to_mode` for what becomes of transparency and of deeper pixels.
+    Only the first frame of an animation is decoded. `to_mode` describes transparency and higher bit depths.
 
     Args:
-        mode: "RGB" or "L" (grey).
-        at_least: (height, width) to which the caller will shrink the picture. A large JPEG may then be decoded at 1/2,
+        mode: "RGB" or "L" (grayscale).
+        min_size: (height, width) to which the caller will shrink the image. A large JPEG may then be decoded at 1/2,
             1/4 or 1/8 of its size, which is several times faster.
-        max_pixels: larger pictures are refused before they are decoded. Pillow has a limit of its own, twice
-            `PIL.Image.MAX_IMAGE_PIXELS` (179 million); to go beyond it, that has to be raised, too.
-        name: what a message calls the image; its path if not given.
+        max_pixels: larger images are refused before decoding. Pillow has its own limit, twice
+            `PIL.Image.MAX_IMAGE_PIXELS` (179 million); to exceed it, raise that as well.
+        name: of the image in error messages; its path by default.
     """
-    _keep_pillow_quiet()
+    _silence_pillow()
     name = name or ("<bytes>" if isinstance(source, bytes) else str(source))
     try:
-        with _opened(source) as file:
-            return _decoded(file, mode, min_size, max_pixels)
+        with _open(source) as file:
+            return _decode(file, mode, min_size, max_pixels)
     except ImageError as error:
         raise ImageError(error.reason, name=name, code=error.code) from error
     except Exception as error:
-        # Pillow's plugins answer damaged files with nearly every exception there is (SyntaxError, struct.error,
-        # KeyError, ZeroDivisionError, MemoryError ...), so a list of types would always lack one.
-        reason, code = _reason(error)
+        # For damaged files Pillow's plugins raise nearly every exception type (SyntaxError, struct.error, KeyError,
+        # ZeroDivisionError, MemoryError, ...), so no list of types would be complete.
+        reason, code = _explain(error)
         raise ImageError(reason, name=name, code=code) from error
 
 
 def to_mode(image: Image.Image, mode: Mode) -> Image.Image:
-    """Any Pillow image as 8-bit RGB or grey, without its metadata.
+    """Convert any Pillow image to 8-bit RGB or grayscale, without metadata.
 
-    Transparent pictures are laid on white: cut-outs and logos are made for a white page, and the colours hidden under
-    full transparency are arbitrary, often black. Numbers of 16 bits are divided by 257 (65535 becomes 255), floats are
-    multiplied by 255; where they leave 0..65535 or 0..1 nothing says what white is, and `ImageError` is raised.
+    Transparent images are composited on white: cut-outs and logos are made for white pages, and the colors of fully
+    transparent pixels are arbitrary, often black. 16-bit values are divided by 257 (65535 becomes 255), floats are
+    multiplied by 255. Values outside 0..65535 or 0..1 raise `ImageError`, because the white level is unknown.
     """
     if image.mode == "F" or image.mode.startswith("I"):
-        image = _eight_bits(image)
+        image = _to_eight_bits(image)
     elif image.has_transparency_data:
-        image = _on_white(image)
+        image = _composite_on_white(image)
     try:
-        flat = image.convert(mode)  # a copy where the mode fits already, so what we return never holds a file
-    except ValueError as error:  # LAB, for one
+        converted = image.convert(mode)  # a copy even if the mode is right: the result must not hold a file
+    except ValueError as error:  # for example LAB
         reason = f"its color mode {image.mode} cannot be converted to {mode}. Save it as RGB."
         raise ImageError(reason, code="image_unsupported") from error
-    flat.info = {}  # an EXIF orientation that stayed here would be applied a second time by the next reader
-    return flat
+    converted.info = {}  # otherwise the next reader could apply the EXIF orientation again
+    return converted
 
 
 def list_images(folder: str | Path) -> list[Path]:
-    """All picture files below a folder, sorted, chosen by suffix; hidden files and folders are skipped."""
+    """List all image files below a folder, sorted, by suffix; hidden files and folders are skipped."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder{'' if folder.exists() else ', it does not exist'}. Check the path.")
     files = sorted(_walk(folder))
     if not files:
-        raise DataError(f"There are no pictures below {folder}. Files ending in {', '.join(sorted(IMAGE_SUFFIXES))} count.")
+        raise DataError(f"There are no images below {folder}. Supported suffixes: {', '.join(sorted(IMAGE_SUFFIXES))}.")
     return files
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Follows links, which data sets are often made of, but enters no real folder twice: links can form circles."""
-    seen = set()
-    for parent, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_unreadable):
+    """Yield image files. Symbolic links are followed, but no folder is visited twice: links can form cycles."""
+    visited = set()
+    for parent, folders, files in os.walk(folder, followlinks=True, onerror=_raise_unreadable):
         status = os.stat(parent)
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in visited:
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 yield Path(parent, name)
 
 
-def _refuse_unreadable(error: OSError) -> None:
-    raise DataError(f"Cannot list {error.filename}: {error.strerror}. Make it readable, or leave it out.") from error
+def _raise_unreadable(error: OSError) -> None:
+    raise DataError(f"Cannot list {error.filename}: {error.strerror}. Make it readable, or remove it.") from error
 
 
-def _keep_pillow_quiet() -> None:
-    """Pillow warns of damage in metadata we never use; such a warning must neither be printed nor end the decoding.
+def _silence_pillow() -> None:
+    """Ignore Pillow's warnings about damaged metadata, which are never used.
 
-    `catch_warnings` in every call would not be thread-safe, so filters are added and stay. They are looked for each
-    time because whoever uses `catch_warnings` around us (pytest around each test) takes them away again. Bombs we
-    refuse ourselves, so Pillow need not warn of them; but a program with a filter of its own for exactly that warning
-    has a reason, and keeps it (if it makes it an error, our caller gets an ImageError).
+    `catch_warnings` in every call would not be thread-safe, so permanent filters are added. They are checked in each
+    call because an enclosing `catch_warnings` (pytest has one around each test) removes them again. `max_pixels`
+    handles decompression bombs, so Pillow's warning is ignored too, unless the program has its own filter for it (if
+    that makes it an error, the caller gets an `ImageError`).
     """
     if _METADATA_FILTER not in warnings.filters:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
@@ -173,10 +157,10 @@ def _keep_pillow_quiet() -> None:
 
 
 _METADATA_FILTER = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
-_keep_pillow_quiet()
+_silence_pillow()
 
 
-def _opened(source: str | Path | bytes) -> BinaryIO:
+def _open(source: str | Path | bytes) -> BinaryIO:
     if isinstance(source, bytes):
         if not source:
             raise ImageError("it is empty. Was the upload or download cut off?", code="image_empty")
@@ -185,15 +169,15 @@ def _opened(source: str | Path | bytes) -> BinaryIO:
     if stat.S_ISDIR(status.st_mode):
         raise ImageError("it is a folder. Give an image inside it.", code="image_not_a_file")
     if not stat.S_ISREG(status.st_mode):
-        # A pipe would block, /dev/zero never end.
+        # A pipe could block, and /dev/zero never ends.
         raise ImageError("it is not a regular file. Give an image file.", code="image_not_a_file")
     if status.st_size == 0:
         raise ImageError("it is empty. Was the copy or download cut off?", code="image_empty")
     return open(source, "rb")
 
 
-def _reason(error: Exception) -> tuple[str, str]:
-    """What went wrong and what to do, for someone who only wanted to show an image; and the code of that."""
+def _explain(error: Exception) -> tuple[str, str]:
+    """Return what is wrong and what to do, and the error code."""
     match error:
         case FileNotFoundError() | NotADirectoryError():
             return "there is no such file. Check the path.", "image_not_found"
@@ -209,7 +193,7 @@ def _reason(error: Exception) -> tuple[str, str]:
     return f"it is damaged or truncated ({detail}). Copy, download or export it again.", "image_damaged"
 
 
-def _decoded(file: BinaryIO, mode: Mode, min_size: tuple[int, int] | None, max_pixels: int) -> Image.Image:
+def _decode(file: BinaryIO, mode: Mode, min_size: tuple[int, int] | None, max_pixels: int) -> Image.Image:
     header = Image.open(file, formats=FORMATS)
     width, height = header.size
     if width * height > max_pixels:
@@ -217,22 +201,22 @@ def _decoded(file: BinaryIO, mode: Mode, min_size: tuple[int, int] | None, max_p
             f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed. Shrink it, or raise max_pixels.",
             code="image_too_large",
         )
-    if header.format in ("JPEG", "MPO"):  # MPO: several JPEGs in one file, as stereo and some telephone cameras write
-        _require_few_scans(file)
+    if header.format in ("JPEG", "MPO"):  # MPO: several JPEGs in one file, from some cameras
+        _check_num_scans(file)
         orientation = _orientation(header)
-        scale = _scale(height, width, orientation, min_size)
-        image = _fast_jpeg(header, file, scale) or _pillow_jpeg(header, scale)
-        # What needs no conversion is not copied: at 12 megapixels that is a third of the time.
-        flat = image if image.mode == mode and image is not header else to_mode(image, mode)
+        scale = _choose_scale(height, width, orientation, min_size)
+        image = _decode_simplejpeg(header, file, scale) or _decode_pillow(header, scale)
+        # Avoid a copy if no conversion is needed: at 12 megapixels it is a third of the time.
+        converted = image if image.mode == mode and image is not header else to_mode(image, mode)
     else:
         header.load()
-        orientation = _orientation(header)  # only now: PNG may keep its EXIF behind the pixels
-        flat = to_mode(header, mode)
-    return flat.transpose(_TURNS[orientation]) if orientation in _TURNS else flat
+        orientation = _orientation(header)  # after load(): PNG may store EXIF after the pixels
+        converted = to_mode(header, mode)
+    return converted.transpose(_TRANSPOSES[orientation]) if orientation in _TRANSPOSES else converted
 
 
-def _require_few_scans(file: BinaryIO) -> None:
-    """A progressive JPEG may have a thousand times as many scans as any program writes, each a pass over all pixels."""
+def _check_num_scans(file: BinaryIO) -> None:
+    """Refuse a progressive JPEG with too many scans: each is a pass over all pixels (a denial-of-service attack)."""
     file.seek(0)
     scans = file.read().count(b"\xff\xda")
     if scans > MAX_SCANS:
@@ -243,15 +227,15 @@ def _require_few_scans(file: BinaryIO) -> None:
 def _orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception:  # broken metadata are no reason to refuse a good picture; Pillow raises all sorts here as well
+    except Exception:  # damaged metadata is no reason to refuse the image; Pillow raises many types
         return 1
 
 
-def _scale(height: int, width: int, orientation: int, min_size: tuple[int, int] | None) -> int:
-    """The largest of 8, 4, 2, 1 by which the picture may be divided.
+def _choose_scale(height: int, width: int, orientation: int, min_size: tuple[int, int] | None) -> int:
+    """Return the largest of 8, 4, 2, 1 by which the image may be reduced.
 
-    Only divisors of both sides count, as nearly all cameras' sizes allow: otherwise the decoder rounds the size up, the
-    proportions change a little, and a later crop can move by a pixel (mean difference 8 grey levels instead of 1).
+    It must divide both sides, as with nearly all camera sizes. Otherwise the decoder rounds the size up, the aspect
+    ratio changes slightly, and a later crop can shift by a pixel (mean difference 8 gray levels instead of 1).
     """
     if min_size is None:
         return 1
@@ -263,46 +247,45 @@ def _scale(height: int, width: int, orientation: int, min_size: tuple[int, int] 
     return 1
 
 
-def _fast_jpeg(header: Image.Image, file: BinaryIO, scale: int) -> Image.Image | None:
-    """simplejpeg: same library and same pixels as Pillow, yet without holding the GIL; None where it refuses."""
+def _decode_simplejpeg(header: Image.Image, file: BinaryIO, scale: int) -> Image.Image | None:
+    """Decode with simplejpeg: same library and pixels as Pillow, but without the GIL; None if it refuses."""
     if header.mode not in ("RGB", "L"):
-        return None  # it does not convert CMYK
+        return None  # simplejpeg does not convert CMYK
     height, width = header.height // scale, header.width // scale
     file.seek(0)
     data = file.read()
     try:
-        # The two parsers must agree on the size, or a file could show Pillow a small one and have this one allocate
-        # gigabytes.
+        # Both parsers must agree on the size: otherwise a file could declare a small size to Pillow and make simplejpeg
+        # allocate gigabytes.
         if simplejpeg.decode_jpeg_header(data, min_height=height, min_width=width)[:2] != (height, width):
             return None
         space = "RGB" if header.mode == "RGB" else "GRAY"
         pixels = simplejpeg.decode_jpeg(data, colorspace=space, min_height=height, min_width=width)
     except ValueError:
-        return None  # in strict mode it refuses what libjpeg only warns of; Pillow's verdict counts
+        return None  # strict mode refuses what libjpeg only warns about; Pillow decides
     return Image.fromarray(pixels if space == "RGB" else np.squeeze(pixels, axis=2))
 
 
-def _pillow_jpeg(header: Image.Image, scale: int) -> Image.Image:
+def _decode_pillow(header: Image.Image, scale: int) -> Image.Image:
     if scale > 1:
         header.draft(header.mode, (header.width // scale, header.height // scale))
     header.load()
     return header
 
 
-def _on_white(image: Image.Image) -> Image.Image:
-    # La and RGBa (premultiplied) convert to RGBA only by way of their plain twins.
+def _composite_on_white(image: Image.Image) -> Image.Image:
+    # La and RGBa (premultiplied) can be converted to RGBA only through LA and RGBA.
     image = image.convert({"La": "LA", "RGBa": "RGBA"}.get(image.mode, image.mode))
-    colours = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Modes I;16 (all byte orders), I and F to L."""
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Convert the modes I;16 (all byte orders), I and F to L."""
     values = np.asarray(image)
     white = 1.0 if image.mode == "F" else 65535.0
-    if not (values.min() >= 0 and values.max() <= white):  # written so that NaN is refused as well
+    if not (values.min() >= 0 and values.max() <= white):  # also refuses NaN
         raise ImageError(
-            f"its pixels run from {values.min()} to {values.max()}, and nothing says which value is white. "
+            f"its pixels range from {values.min()} to {values.max()}, so the white level is unknown. "
             f"Convert it to 8 bits, or scale it to 0..{white:.0f}.",
             code="image_unsupported",
         )
