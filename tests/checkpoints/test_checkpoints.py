@@ -1,4 +1,4 @@
-"""Our own folder, what readers say when a file does not fit, and what callers may state or adapt."""
+"""Model directories, conversion to and from every format, errors of readers, and adaptation by the caller."""
 
 import dataclasses
 import json
@@ -11,29 +11,29 @@ from torch import Tensor
 
 from helpers.small_checkpoint import LABELS, make_checkpoint
 from patchword.checkpoints import WRITABLE, Checkpoint, load_model, read_checkpoint, write_checkpoint
-from patchword.checkpoints.detect_format import find_source
-from patchword.checkpoints.formats.transformers import stated_preprocess
+from patchword.checkpoints.detect_format import load_source
+from patchword.checkpoints.formats.transformers import parse_preprocess
 from patchword.checkpoints.tensor_files import write_tensors
 from patchword.config import ResNetConfig
 from patchword.data.preprocess import HALF, IMAGENET_MEAN, Preprocess
-from patchword.errors import CheckpointError, ConfigError, ConversionError
+from patchword.errors import CheckpointError, ConfigError, ConversionError, OutputError
 from patchword.models import build_model
 
 SUFFIX = {"google": ".npz", "big_vision": ".npz", "torchvision": ".pth", "deit": ".pth", "dinov2": ".pth"}
 
 
 def rewrite(source: Path, target: Path, change: dict[str, Tensor | None]) -> Path:
-    """A copy of a tensor file with some tensors replaced, added or (None) removed."""
-    tensors = {**find_source(source).tensors, **change}
+    """Copy a tensor file with some tensors replaced, added or (None) removed."""
+    tensors = {**load_source(source).tensors, **change}
     write_tensors(target, {n: t for n, t in tensors.items() if t is not None})
     return target
 
 
-# Our own folder
+# Model directories
 
 
 @pytest.mark.parametrize("changes", [{}, {"pos_embed": "relative"}, {"stem": "conv", "stem_layers": (8, 8)}])
-def test_our_folder_keeps_everything(changes: dict, tmp_path: Path) -> None:
+def test_model_dir_round_trip(changes: dict, tmp_path: Path) -> None:
     before = make_checkpoint(**changes, **({"patch_size": 2} if changes.get("stem") else {}))
     write_checkpoint(tmp_path / "model", before)
     after = read_checkpoint(tmp_path / "model")
@@ -45,18 +45,18 @@ def test_our_folder_keeps_everything(changes: dict, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["model", "model.json", "model.safetensors"]
 
 
-def test_a_resnet_in_our_folder(tmp_path: Path) -> None:
+def test_model_dir_of_a_resnet(tmp_path: Path) -> None:
     config = ResNetConfig(image_size=32, layers=(1,), num_classes=2)
     model = build_model(config).eval()
     images = torch.randn(1, 3, 32, 32)
     preprocess = Preprocess(size=(32, 32), mean=HALF, std=HALF)
     write_checkpoint(tmp_path / "model", Checkpoint(config, dict(model.state_dict()), preprocess))
     assert torch.equal(load_model(tmp_path / "model")(images), model(images))
-    with pytest.raises(ConversionError, match="not ResNets"):
+    with pytest.raises(ConversionError, match="ResNets"):
         write_checkpoint(tmp_path / "x.npz", read_checkpoint(tmp_path / "model"), "google")
 
 
-def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+def test_changed_byte_is_detected(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint())
     weights = tmp_path / "model/model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -69,7 +69,7 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
-        ("format", 2, "newer patchword"),
+        ("format", 3, "newer patchword"),
         ("labels", ["one"], "4 classes"),
         ("temperature", 0, "temperature"),
         ("temperature", "hot", "temperature"),
@@ -81,7 +81,7 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
         ("sha256", "0", "damaged"),
     ],
 )
-def test_a_wrong_description_is_named(key: str, value: object, named: str, tmp_path: Path) -> None:
+def test_invalid_model_json(key: str, value: object, named: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint())
     path = tmp_path / "model/model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
@@ -89,10 +89,11 @@ def test_a_wrong_description_is_named(key: str, value: object, named: str, tmp_p
         read_checkpoint(tmp_path / "model")
 
 
-def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+def test_existing_output_is_kept(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint())
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(OutputError) as error:
         write_checkpoint(tmp_path / "model", make_checkpoint(num_classes=5, labels=None))
+    assert error.value.code == "output_exists"
     write_checkpoint(tmp_path / "model", make_checkpoint(num_classes=5, labels=None), overwrite=True)
     assert read_checkpoint(tmp_path / "model").config.num_classes == 5
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
@@ -102,13 +103,13 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", WRITABLE)
-def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
+def test_every_format_round_trip(family: str, tmp_path: Path) -> None:
     changes = {"num_classes": 0, "layer_scale": 1.0, "labels": None} if family == "dinov2" else {}
     before = make_checkpoint(**changes)
     out = tmp_path / ("model" + SUFFIX.get(family, ""))
     write_checkpoint(out, before, family)
-    told = {"num_heads": 3, "activation": "gelu", "norm_eps": 1e-6}
-    after = read_checkpoint(out, **told)
+    overrides = {"num_heads": 3, "activation": "gelu", "norm_eps": 1e-6}
+    after = read_checkpoint(out, **overrides)
     assert after.family == family
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -134,7 +135,7 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
         ("timm", {"post_norm": True}),
         ("transformers", {"pooling": "average"}),
         ("transformers", {"pre_logits": 20}),
-        ("transformers", {"layer_scale": 1.0}),  # its DINOv2 classifier pools otherwise
+        ("transformers", {"layer_scale": 1.0}),  # its DINOv2 classifier has another pooling
         ("transformers", {"num_registers": 3}),
         ("transformers", {"activation": "swiglu"}),
         ("torchvision", {"distillation": True}),
@@ -146,15 +147,15 @@ def test_every_format_both_ways(family: str, tmp_path: Path) -> None:
         ("dinov2", {}),  # has no head
     ],
 )
-def test_what_a_format_cannot_hold_is_refused(family: str, changes: dict, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(family: str, changes: dict, tmp_path: Path) -> None:
     out = tmp_path / ("model" + SUFFIX.get(family, ""))
     with pytest.raises(ConversionError, match=family):
         write_checkpoint(out, make_checkpoint(**changes), family)
     assert not list(tmp_path.iterdir())
 
 
-def test_positions_of_the_class_token_are_folded(tmp_path: Path) -> None:
-    """big_vision gives the class token no position; adding it to the token is the same function."""
+def test_position_of_the_class_token_is_folded(tmp_path: Path) -> None:
+    """big_vision has no position for the class token; adding it to the token gives the same outputs."""
     before = make_checkpoint(activation="gelu_tanh")
     write_checkpoint(tmp_path / "model.npz", before, "big_vision")
     after = read_checkpoint(tmp_path / "model.npz")
@@ -163,18 +164,18 @@ def test_positions_of_the_class_token_are_folded(tmp_path: Path) -> None:
     torch.testing.assert_close(after.build_model()(images), before.build_model()(images), rtol=0, atol=1e-5)
 
 
-def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
+def test_notes_on_metadata_that_is_not_stored(tmp_path: Path) -> None:
     notes = write_checkpoint(tmp_path / "model.npz", make_checkpoint(), "google")
     assert any("activation=gelu_tanh" in note for note in notes)
     notes = write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "torchvision")
-    assert "must add --num-heads 3" in notes[-1]
+    assert "add --num-heads 3" in notes[-1]
     assert "--mean 0.5 0.5 0.5" in notes[-1]
     assert "--crop 0.9" in notes[-1]
     notes = write_checkpoint(tmp_path / "wide.npz", make_checkpoint(image_size=(32, 64)), "google")
     assert "--image-size 32 64" in notes[-1]
     for family in ("timm", "transformers"):
-        hot = dataclasses.replace(make_checkpoint(), multi_label=True)
-        notes = write_checkpoint(tmp_path / family, hot, family)
+        multi_label = dataclasses.replace(make_checkpoint(), multi_label=True)
+        notes = write_checkpoint(tmp_path / family, multi_label, family)
         assert any("divide the logits by 1.5" in note for note in notes)
         assert any("sigmoid" in note for note in notes)
         plain = dataclasses.replace(make_checkpoint(), temperature=1.0)
@@ -184,7 +185,7 @@ def test_what_a_format_cannot_state_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resize", ["cover", "squash"])
 @pytest.mark.parametrize("crop", [1.0, 0.875, 384 / 450])
 @pytest.mark.parametrize("family", ["timm", "transformers"])
-def test_preprocessing_survives_in_folders(family: str, crop: float, resize: Any, tmp_path: Path) -> None:
+def test_preprocessing_is_stored_in_directories(family: str, crop: float, resize: Any, tmp_path: Path) -> None:
     before = make_checkpoint(image_size=384, patch_size=96).with_metadata(crop=crop, resize=resize)
     before = dataclasses.replace(before, temperature=1.0)
     assert write_checkpoint(tmp_path / "model", before, family) == []
@@ -194,14 +195,14 @@ def test_preprocessing_survives_in_folders(family: str, crop: float, resize: Any
     assert (after.resize, after.size, after.resize_size) == (resize, (384, 384), before.preprocess.resize_size)
 
 
-def test_preprocessing_that_a_folder_cannot_state_is_said(tmp_path: Path) -> None:
+def test_note_on_preprocessing_that_is_not_stored(tmp_path: Path) -> None:
     notes = write_checkpoint(tmp_path / "wide", make_checkpoint(image_size=(32, 64)), "transformers")
     note = next(note for note in notes if note.code == "preprocess_not_stored")
     assert "resize to 35x71, crop 32x64" in note
 
 
 @pytest.mark.parametrize(
-    ("said", "resize", "resized"),
+    ("values", "resize", "resized"),
     [
         ({"size": {"height": 256, "width": 256}, "crop_size": {"height": 224, "width": 224}}, "squash", (256, 256)),
         ({"size": 256, "crop_size": 224}, "squash", (256, 256)),
@@ -209,11 +210,11 @@ def test_preprocessing_that_a_folder_cannot_state_is_said(tmp_path: Path) -> Non
         ({"size": 224, "do_center_crop": False}, "squash", (224, 224)),
     ],
 )
-def test_processors_of_transformers(said: dict[str, Any], resize: str, resized: tuple[int, int]) -> None:
-    """As its own code reads them: two sides are both given to resizing, whatever the proportions of the picture."""
-    fields = stated_preprocess({"do_center_crop": True, **said})
-    found = Preprocess(size=(224, 224), mean=HALF, std=HALF, **fields)
-    assert (found.resize, found.resize_size) == (resize, resized)
+def test_preprocessor_configs_of_transformers(values: dict[str, Any], resize: str, resized: tuple[int, int]) -> None:
+    """As in transformers: with a height and a width, both sides are resized, whatever the aspect ratio."""
+    fields = parse_preprocess({"do_center_crop": True, **values})
+    preprocess = Preprocess(size=(224, 224), mean=HALF, std=HALF, **fields)
+    assert (preprocess.resize, preprocess.resize_size) == (resize, resized)
 
 
 @pytest.mark.parametrize("family", ["google", "timm", "deit"])
@@ -227,13 +228,13 @@ def test_a_grid_that_looks_square_with_its_class_token(family: str, tmp_path: Pa
     assert (after.config.grid, after.config.num_positioned) == ((3, 8), 1)
 
 
-def test_only_a_model_is_overwritten(tmp_path: Path) -> None:
+def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/precious.jpg").write_bytes(b"me")
-    with pytest.raises(CheckpointError, match=r"holds other things, too \(precious.jpg\)"):
+    with pytest.raises(OutputError, match="precious.jpg"):
         write_checkpoint(tmp_path / "photos", make_checkpoint(), overwrite=True)
     (tmp_path / "file").write_text("text")
-    with pytest.raises(CheckpointError, match="file is a file, which this format does not write"):
+    with pytest.raises(OutputError, match="is a file"):
         write_checkpoint(tmp_path / "file", make_checkpoint(), overwrite=True)
     assert (tmp_path / "photos/precious.jpg").read_bytes() == b"me"
     assert (tmp_path / "file").read_text() == "text"
@@ -244,9 +245,9 @@ def test_only_a_model_is_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
-def test_names_that_training_tools_wrap(wrapper: str, tmp_path: Path) -> None:
+def test_prefixes_of_training_wrappers_are_removed(wrapper: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m.safetensors", make_checkpoint(), "timm")
-    tensors = {wrapper + n: t for n, t in find_source(tmp_path / "m.safetensors").tensors.items()}
+    tensors = {wrapper + n: t for n, t in load_source(tmp_path / "m.safetensors").tensors.items()}
     torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "wrapped.pth")
     assert torch.equal(
         read_checkpoint(tmp_path / "wrapped.pth", num_heads=3).tensors["head.weight"],
@@ -254,7 +255,7 @@ def test_names_that_training_tools_wrap(wrapper: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_new_head_is_announced(tmp_path: Path) -> None:
+def test_note_on_a_replaced_head(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint())
     (note,) = read_checkpoint(tmp_path / "model", num_classes=9).notes
     assert note.code == "head_replaced"
@@ -262,7 +263,7 @@ def test_a_new_head_is_announced(tmp_path: Path) -> None:
     assert not read_checkpoint(tmp_path / "model", num_classes=4).notes
 
 
-def test_what_was_assumed_is_what_is_used(tmp_path: Path) -> None:
+def test_preprocess_note_describes_the_preprocessing_in_use(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m.npz", make_checkpoint(), "google")
     note = read_checkpoint(tmp_path / "m.npz", image_size=64).notes[0]
     assert "squash to 64x64" in note
@@ -271,14 +272,14 @@ def test_what_was_assumed_is_what_is_used(tmp_path: Path) -> None:
     assert "resize to 64x64, crop 32x32" in stated.notes[0]
 
 
-def test_the_output_name_must_fit_the_format(tmp_path: Path) -> None:
+def test_output_name_must_fit_the_format(tmp_path: Path) -> None:
     names = {"model.pth": "google", "model.npz": "torchvision", "model": "deit", "m.npz": "timm"}
     for name, family in {**names, "m.pth": "patchword", "m.safetensors": "transformers"}.items():
         with pytest.raises(ConversionError, match="is written to"):
             write_checkpoint(tmp_path / name, make_checkpoint(), family)
 
 
-# What does not fit is named
+# Errors of readers
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
@@ -292,35 +293,35 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
     assert "bad.safetensors (timm)" in str(error.value)
 
 
-def test_a_trunk_without_its_head_is_no_classifier(tmp_path: Path) -> None:
-    """A head is never invented: without one the model returns features, until the caller asks for classes."""
+def test_backbone_without_head_returns_features(tmp_path: Path) -> None:
+    """Without a head the model returns features, unless the caller gives num_classes."""
     write_checkpoint(tmp_path / "full.safetensors", make_checkpoint(), "timm")
     change: dict[str, Tensor | None] = {"head.weight": None, "head.bias": None}
-    trunk = rewrite(tmp_path / "full.safetensors", tmp_path / "trunk.safetensors", change)
-    assert load_model(trunk, num_heads=3)(torch.zeros(1, 3, 32, 32)).shape == (1, 48)
-    assert torch.equal(load_model(trunk, num_heads=3, num_classes=6)(torch.zeros(1, 3, 32, 32)), torch.zeros(1, 6))
+    backbone = rewrite(tmp_path / "full.safetensors", tmp_path / "backbone.safetensors", change)
+    assert load_model(backbone, num_heads=3)(torch.zeros(1, 3, 32, 32)).shape == (1, 48)
+    assert torch.equal(load_model(backbone, num_heads=3, num_classes=6)(torch.zeros(1, 3, 32, 32)), torch.zeros(1, 6))
 
 
-def test_ambiguous_heads_are_asked_for(tmp_path: Path) -> None:
+def test_unknown_number_of_heads(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "torchvision")
     with pytest.raises(CheckpointError, match=r"num_heads=8 in Python or --num-heads 8"):
         read_checkpoint(tmp_path / "model.pth")
     assert read_checkpoint(tmp_path / "model.pth", num_heads=6).config.num_heads == 6
 
 
-def test_known_widths_need_no_heads(tmp_path: Path) -> None:
+def test_number_of_heads_of_standard_widths(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model.pth", make_checkpoint(embed_dim=192), "torchvision")
     assert read_checkpoint(tmp_path / "model.pth").config.num_heads == 3
 
 
-def test_a_grid_that_is_not_square_is_asked_for(tmp_path: Path) -> None:
+def test_unknown_grid(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model.pth", make_checkpoint(image_size=(32, 64)), "torchvision")
     with pytest.raises(CheckpointError, match="32 patch positions, which is not a square"):
         read_checkpoint(tmp_path / "model.pth", num_heads=3)
     assert read_checkpoint(tmp_path / "model.pth", num_heads=3, image_size=(32, 64)).config.grid == (4, 8)
 
 
-def test_a_stated_field_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
+def test_override_that_contradicts_the_file(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "torchvision")
     with pytest.raises(CheckpointError, match="unexpected: encoder.layers.encoder_layer_1"):
         read_checkpoint(tmp_path / "model.pth", num_heads=3, depth=1)
@@ -329,7 +330,7 @@ def test_a_stated_field_that_contradicts_the_file_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["nothing", "folder", "text.txt", "empty.pth"])
-def test_what_is_no_model(name: str, tmp_path: Path) -> None:
+def test_not_a_model(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "text.txt").write_text("hello")
     (tmp_path / "empty.pth").touch()
@@ -337,41 +338,42 @@ def test_what_is_no_model(name: str, tmp_path: Path) -> None:
         read_checkpoint(tmp_path / name)
 
 
-def test_a_foreign_model_of_no_known_family(tmp_path: Path) -> None:
+def test_unknown_format(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x.safetensors", {"layer1.weight": torch.ones(2, 2)})
-    with pytest.raises(CheckpointError, match=r"no known family .* layer1.weight"):
+    with pytest.raises(CheckpointError, match="layer1.weight"):
         read_checkpoint(tmp_path / "x.safetensors")
 
 
-# What callers adapt and state
+# Adaptation and metadata given by the caller
 
 
 def test_adapting_on_load(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint())
     adapted = read_checkpoint(tmp_path / "model", image_size=64, in_channels=1, num_classes=9)
     assert adapted.build_model()(torch.randn(2, 1, 64, 64)).shape == (2, 9)
-    assert adapted.labels is None  # the old names would be wrong
+    assert adapted.labels is None  # the old labels would be wrong
     assert adapted.preprocess is not None
     assert (adapted.preprocess.size, adapted.preprocess.mean) == ((64, 64), (0.5,))
     assert read_checkpoint(tmp_path / "model", in_channels=5).preprocess is None
 
 
-def test_what_was_measured_is_not_said_of_an_adapted_model() -> None:
+def test_adapted_model_drops_its_metrics() -> None:
     before = dataclasses.replace(make_checkpoint(), provenance={"seed": 0, "metrics": {"test": {"top1": 0.9}}})
     larger, other = before.adapt(image_size=(64, 64)), before.adapt(num_classes=9)
     assert larger.provenance == other.provenance == {"seed": 0}
     assert (larger.temperature, other.temperature) == (1.5, 1.0)
-    assert before.adapt(num_classes=4).provenance == before.provenance, "nothing was changed"
+    assert before.adapt(num_classes=4).provenance == before.provenance, "the config is the same"
 
 
-def test_a_same_sized_head_is_kept(tmp_path: Path) -> None:
+def test_head_of_the_same_size_is_kept(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint())
     assert torch.equal(
-        read_checkpoint(tmp_path / "model", num_classes=4).tensors["head.weight"], make_checkpoint().tensors["head.weight"]
+        read_checkpoint(tmp_path / "model", num_classes=4).tensors["head.weight"],
+        make_checkpoint().tensors["head.weight"],
     )
 
 
-def test_stating_labels_and_preprocessing() -> None:
+def test_with_metadata() -> None:
     stated = make_checkpoint().with_metadata(["a", "b", "c", "d"], mean=IMAGENET_MEAN, crop=1.0)
     assert stated.labels == ("a", "b", "c", "d")
     assert stated.preprocess is not None
@@ -391,9 +393,7 @@ def test_assumptions_are_noted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_other_precisions_are_kept_at_rest_and_computed_in_float32(
-    dtype: torch.dtype, suffix: str, tmp_path: Path
-) -> None:
+def test_dtypes_are_stored_and_models_computed_in_float32(dtype: torch.dtype, suffix: str, tmp_path: Path) -> None:
     half = make_checkpoint(activation="gelu_tanh")
     half.tensors.update({n: t.to(dtype) for n, t in half.tensors.items()})
     write_checkpoint(tmp_path / f"m{suffix}", half, "google" if suffix == ".npz" else "timm")
@@ -401,3 +401,41 @@ def test_other_precisions_are_kept_at_rest_and_computed_in_float32(
     assert {t.dtype for t in again.tensors.values()} == {dtype}
     assert {p.dtype for p in again.build_model().parameters()} == {torch.float32}
     assert torch.equal(again.tensors["head.weight"], half.tensors["head.weight"])
+
+
+# Codes of errors
+
+
+def test_error_codes_survive_wrapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A specific code of an error inside a reader is kept when the name of the file is added."""
+    write_checkpoint(tmp_path / "model.safetensors", make_checkpoint(), "timm")
+    write_checkpoint(tmp_path / "model", make_checkpoint())
+
+    def fail(error: Exception) -> None:
+        def raise_error(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("patchword.checkpoints.detect_format.from_foreign", raise_error)
+        monkeypatch.setattr("patchword.checkpoints.model_dir.parse_preprocess", raise_error)
+
+    expected = {
+        CheckpointError("x", code="unsafe_pickle"): "unsafe_pickle",
+        ConfigError("x", code="unknown_field"): "unknown_field",
+        ConfigError("x"): "invalid_checkpoint",
+    }
+    for error, code in expected.items():
+        fail(error)
+        with pytest.raises(CheckpointError, match="timm") as caught:
+            read_checkpoint(tmp_path / "model.safetensors", num_heads=3)
+        assert caught.value.code == code
+        if isinstance(error, ConfigError):
+            with pytest.raises(CheckpointError, match="model.json") as caught:
+                read_checkpoint(tmp_path / "model")
+            assert caught.value.code == code
+
+
+def test_pickles_with_objects_have_their_own_code(tmp_path: Path) -> None:
+    torch.save({"model": object}, tmp_path / "model.pth")
+    with pytest.raises(CheckpointError) as error:
+        read_checkpoint(tmp_path / "model.pth")
+    assert error.value.code == "unsafe_pickle"

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from helpers.golden_cases import CASES, GOLDEN, MODELS, given, read
 from helpers.shared_data import SHARED
 from patchword.checkpoints import read_checkpoint, write_checkpoint
-from patchword.checkpoints.detect_format import find_source
+from patchword.checkpoints.detect_format import load_source
 from patchword.errors import ConversionError
 from patchword.models.pos_embed import resample_grid
 
@@ -95,7 +95,7 @@ def test_same_function_in_every_format(name: str, to: str, tmp_path: Path) -> No
 
 
 def assert_same_file(a: Path, b: Path) -> None:
-    first, second = find_source(a), find_source(b)
+    first, second = load_source(a), load_source(b)
     assert first.tensors.keys() == second.tensors.keys()
     assert first.wrapped == second.wrapped
     for name, tensor in first.tensors.items():

@@ -1,4 +1,4 @@
-"""Fetching models by name, against a real HTTP server on this machine that speaks the hub's few endpoints."""
+"""Downloads from a hub on a local HTTP server."""
 
 import random
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download, scan_cache_dir
 
-from helpers.hub_server import REPO, SMALL, WEIGHTS, Handler, Hub, settings
+from helpers.hub_server import REPO, SMALL, WEIGHTS, Hub
 from patchword.checkpoints import hub
 from patchword.errors import HubError
 
@@ -51,7 +51,7 @@ def test_second_call_needs_neither_download_nor_hash_nor_hub(
     server.stop()
     assert fetch(server, tmp_path) == first
     assert fetch(server, tmp_path, f"hf:{REPO}@{server.commit}") == first
-    assert not scan_cache_dir(tmp_path).warnings  # our seals do not disturb the library's own tools
+    assert not scan_cache_dir(tmp_path).warnings  # our marker files do not disturb the library's own tools
 
 
 def test_offline_mode(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_offline_mode(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         fetch(server, tmp_path / "empty")
 
 
-def test_uses_and_checks_what_another_program_cached(server: Hub, tmp_path: Path) -> None:
+def test_uses_and_verifies_the_cache_of_other_programs(server: Hub, tmp_path: Path) -> None:
     path = Path(hf_hub_download(REPO, WEIGHTS, revision=server.commit, cache_dir=tmp_path, endpoint=server.endpoint))
     server.stop()
     assert fetch(server, tmp_path, f"hf:{REPO}@{server.commit}") == path.parent
@@ -81,16 +81,16 @@ def test_follows_a_branch(server: Hub, tmp_path: Path) -> None:
     assert (old / WEIGHTS).read_bytes() == SMALL
 
 
-def test_damaged_download_is_refused_and_forgotten(server: Hub, tmp_path: Path) -> None:
+def test_damaged_download_is_refused_and_deleted(server: Hub, tmp_path: Path) -> None:
     server.wrong[WEIGHTS] = SMALL[:-1] + bytes([SMALL[-1] ^ 1])
-    with pytest.raises(HubError, match=f"{WEIGHTS} arrived damaged"):
+    with pytest.raises(HubError, match=f"{WEIGHTS} is damaged"):
         fetch(server, tmp_path)
     assert not any(path.read_bytes() == server.wrong[WEIGHTS] for path in tmp_path.rglob("*") if path.is_file())
     server.wrong.clear()
     assert contents(fetch(server, tmp_path)) == server.files
 
 
-def test_file_changed_in_the_cache_is_noticed(server: Hub, tmp_path: Path) -> None:
+def test_file_changed_in_the_cache_is_detected(server: Hub, tmp_path: Path) -> None:
     (fetch(server, tmp_path) / WEIGHTS).resolve().write_bytes(SMALL[::-1])
     with pytest.raises(HubError, match="damaged"):
         fetch(server, tmp_path)
@@ -111,7 +111,7 @@ def test_lost_connection_is_an_error_and_the_next_call_succeeds(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
     server.cuts = list(cuts)
-    with pytest.raises(HubError, match=f"Could not get {REPO} from {server.endpoint}"):
+    with pytest.raises(HubError, match=f"Could not download {REPO} from {server.endpoint}"):
         fetch(server, tmp_path)
     assert server.cuts == []
     assert contents(fetch(server, tmp_path)) == server.files
@@ -119,7 +119,9 @@ def test_lost_connection_is_an_error_and_the_next_call_succeeds(
 
 def test_unreachable_hub(server: Hub, tmp_path: Path) -> None:
     server.stop()
-    with pytest.raises(HubError, match=f"Could not get {REPO} from {server.endpoint}.*HF_ENDPOINT.*HF_HUB_OFFLINE"):
+    with pytest.raises(
+        HubError, match=f"Could not download {REPO} from {server.endpoint}.*HF_ENDPOINT.*HF_HUB_OFFLINE"
+    ):
         fetch(server, tmp_path)
 
 
@@ -132,22 +134,22 @@ def test_silent_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "message"),
     [
-        (404, {"X-Error-Code": "RepoNotFound"}, f"shows no model {REPO}"),
-        (404, {}, f"shows no model {REPO}"),
-        (401, {}, f"shows no model {REPO}.*HF_TOKEN"),
+        (404, {"X-Error-Code": "RepoNotFound"}, f"has no model {REPO}"),
+        (404, {}, f"has no model {REPO}"),
+        (401, {}, f"has no model {REPO}.*HF_TOKEN"),
         (403, {"X-Error-Code": "GatedRepo"}, f"{REPO} is gated.*HF_TOKEN"),
-        (503, {}, f"Could not get {REPO}.*503"),
-        (200, {"Content-Type": "text/html"}, f"Could not get {REPO}.*JSON"),
+        (503, {}, f"Could not download {REPO}.*503"),
+        (200, {"Content-Type": "text/html"}, f"Could not download {REPO}.*JSON"),
     ],
 )
-def test_refusals(server: Hub, tmp_path: Path, status: int, headers: dict[str, str], message: str) -> None:
+def test_http_errors(server: Hub, tmp_path: Path, status: int, headers: dict[str, str], message: str) -> None:
     server.refusal = status, headers
     with pytest.raises(HubError, match=message):
         fetch(server, tmp_path)
 
 
-def test_names_that_are_not_there(server: Hub, tmp_path: Path) -> None:
-    with pytest.raises(HubError, match="shows no model owner/vti"):
+def test_unknown_names(server: Hub, tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="has no model owner/vti"):
         fetch(server, tmp_path, "hf:owner/vti")
     with pytest.raises(HubError, match=f"{REPO} at .* has no revision 'v9'"):
         fetch(server, tmp_path, f"hf:{REPO}@v9")
@@ -182,12 +184,14 @@ def test_other_kinds_of_weights(server: Hub, tmp_path: Path, files: dict[str, by
     ("files", "message"),
     [
         ({"a.npz": b"a", "b.npz": b"b"}, "several models"),
-        ({"tf_model.h5": b"h", "onnx/vit.safetensors": b"o"}, "no weights that patchword reads"),
-        (SHARDS, "only a part"),
-        ({**INDEX, "model-00002-of-00002.safetensors": b"two"}, "only a part"),
+        ({"tf_model.h5": b"h", "onnx/vit.safetensors": b"o"}, "no weights that patchword can read"),
+        (SHARDS, "incomplete"),
+        ({**INDEX, "model-00002-of-00002.safetensors": b"two"}, "incomplete"),
     ],
 )
-def test_repositories_that_are_no_model(server: Hub, tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+def test_repositories_without_a_single_model(
+    server: Hub, tmp_path: Path, files: dict[str, bytes], message: str
+) -> None:
     server.files = files
     with pytest.raises(HubError, match=message):
         fetch(server, tmp_path)
@@ -199,7 +203,7 @@ def test_mirror_that_repeats_xet_headers_is_read_plainly(server: Hub, tmp_path: 
     assert contents(fetch(server, tmp_path)) == server.files
 
 
-def test_cache_that_cannot_be_written(server: Hub, tmp_path: Path) -> None:
+def test_unwritable_cache(server: Hub, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HubError, match="Could not store"):
         fetch(server, tmp_path / "file")

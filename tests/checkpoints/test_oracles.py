@@ -101,9 +101,9 @@ def test_other_image_sizes_as_transformers(kind: str, size: tuple[int, int], tmp
     theirs.save_pretrained(tmp_path)
     ours = read_checkpoint(tmp_path, image_size=size).build_model()
     images = torch.randn(2, 3, *size)
-    flag = {"interpolate_pos_encoding": True} if kind == "vit" else {}
+    options = {"interpolate_pos_encoding": True} if kind == "vit" else {}
     with torch.no_grad():
-        torch.testing.assert_close(ours(images), theirs(images, **flag).logits, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(ours(images), theirs(images, **options).logits, rtol=0, atol=TOLERANCE)
 
 
 def vit_pytorch(module: str) -> types.ModuleType:
@@ -133,7 +133,9 @@ def test_vit_pytorch_to_ours(kind: str, tmp_path: Path) -> None:
         nn.init.normal_(parameter, std=0.3)
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
     told = {} if kind == "wide heads" else {"num_heads": 3}  # 64 wide is vit-pytorch's default
-    ours = read_checkpoint(tmp_path / "model.pt", **told, **({"image_size": 32} if kind == "simple" else {})).build_model()
+    ours = read_checkpoint(
+        tmp_path / "model.pt", **told, **({"image_size": 32} if kind == "simple" else {})
+    ).build_model()
     images, seen = torch.randn(2, 3, 32, 32), []
     theirs.transformer.register_forward_hook(lambda m, i, o: seen.append(o))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Our models in every other project's format, proved by reading them back before they get their name."""
+"""Writing foreign checkpoints. Every file is read back and compared before it gets its final name."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,172 +10,188 @@ from ..config import ViTConfig
 from ..core.io import atomic_output, write_json
 from ..data.preprocess import HALF, Preprocess
 from ..errors import CheckpointError, ConversionError, Note
-from .checkpoint import Checkpoint, place_positions
+from .checkpoint import Checkpoint, move_prefix_positions
 from .detect_format import FAMILIES, read_foreign
-from .family import HEADS, Family, Fields, Tensors
-from .mapping import to_theirs
+from .family import NUM_HEADS_BY_WIDTH, Family, Fields, Tensors
+from .mapping import to_foreign
 from .tensor_files import MODEL_FILES, TENSOR_SUFFIXES, write_tensors
 
-WRITABLE = tuple(f.name for f in FAMILIES if f.writes)
-# These are not about the weights; a format need not hold them.
-UNSTATED = {"pos_embed_resample", "dropout", "drop_path", "patch_dropout", "grad_checkpointing", "window_size"}
-# A format that implies another value for these still holds the weights: the outputs differ a little.
+WRITABLE = tuple(f.name for f in FAMILIES if f.writable)
+# Fields that do not affect the weights, so a format need not store them.
+NOT_STORED = {"pos_embed_resample", "dropout", "drop_path", "patch_dropout", "grad_checkpointing", "window_size"}
+# Fields for which a format may imply another value: it stores the weights, but outputs differ slightly.
 NUMERIC = {"activation", "norm_eps", "weight_standardization"}
 
 
 def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bool = False) -> list[Note]:
-    """Writes the model as that family's own code reads it; returns what the format cannot state.
+    """Write a model as that family's own code reads it; return notes on what the format cannot store.
 
-    The file is read back and compared before it gets its name, so a format that cannot hold the model is refused.
+    Raises:
+        ConversionError: The format does not exist, or cannot store this model.
     """
-    family = next((f for f in FAMILIES if f.name == name and f.writes), None)
+    family = next((f for f in FAMILIES if f.name == name and f.writable), None)
     if family is None:
-        raise ConversionError(f"There is no format {name!r} to write. Known: patchword, {', '.join(WRITABLE)}.")
+        raise ConversionError(f"There is no format {name!r} to write. Supported: patchword, {', '.join(WRITABLE)}.")
     if not isinstance(checkpoint.config, ViTConfig):
-        raise ConversionError(f"The {name} format holds Vision Transformers, not ResNets.")
+        raise ConversionError(f"The {name} format stores Vision Transformers, not ResNets.")
     check_suffix(out, family)
-    check_needs(checkpoint.config, family)
-    tensors, config = place_positions(checkpoint.tensors, checkpoint.config, family.positioned(checkpoint.config))
+    check_supported(checkpoint.config, family)
+    tensors, config = move_prefix_positions(
+        checkpoint.tensors, checkpoint.config, family.num_positioned_tokens(checkpoint.config)
+    )
     quirks = checkpoint.quirks if checkpoint.family == name else {}
     try:
-        theirs = to_theirs(tensors, config, family.table(config), name)
-        theirs |= {family.unused[n]: t for n, t in checkpoint.extras.items() if n in family.unused}
-        theirs = family.restore(theirs, quirks)
+        theirs = to_foreign(tensors, config, family.tensor_map(config), name)
+        theirs |= {family.passthrough[n]: t for n, t in checkpoint.extras.items() if n in family.passthrough}
+        theirs = family.denormalize(theirs, quirks)
         sidecars = family.sidecars(config, checkpoint.labels, preprocess_fields(checkpoint))
     except KeyError as error:
-        raise ConversionError(f"The {name} format has no word for {error}.") from None
-    with atomic_output(out, overwrite=overwrite, replaceable=MODEL_FILES) as made:
-        write(made, theirs, sidecars, wrapped=name == "deit" and not quirks.get("bare"))
-        return compare(made, out, family, replace(checkpoint, tensors=tensors, config=config))
+        raise ConversionError(f"The {name} format cannot store {error}.") from None
+    with atomic_output(out, overwrite=overwrite, replaceable=MODEL_FILES) as temporary:
+        write_files(temporary, theirs, sidecars, wrapped=name == "deit" and not quirks.get("bare"))
+        return verify_written(temporary, out, family, replace(checkpoint, tensors=tensors, config=config))
 
 
-def check_needs(config: ViTConfig, family: Family) -> None:
-    wrong = [
+def check_supported(config: ViTConfig, family: Family) -> None:
+    """Raise a ConversionError for config values that the format cannot store."""
+    unsupported = [
         f"{name}={getattr(config, name)!r} (only {' or '.join(map(repr, allowed))})"
-        for name, allowed in family.needs.items()
+        for name, allowed in family.supported.items()
         if getattr(config, name) not in allowed
     ]
-    if wrong:
-        raise ConversionError(f"The {family.name} format cannot hold a model with {', '.join(wrong)}.")
+    if unsupported:
+        raise ConversionError(f"The {family.name} format cannot store a model with {', '.join(unsupported)}.")
 
 
 def check_suffix(out: Path, family: Family) -> None:
+    """Raise a ConversionError if the name of the output does not fit the format."""
     bare = (".safetensors", ".pth") if family.name == "timm" else ()
     wanted = (family.suffix,) if family.suffix else bare
     if out.suffix in wanted or (not family.suffix and out.suffix not in TENSOR_SUFFIXES):
         return
-    place = f"a file named *{family.suffix}" if family.suffix else " or ".join(["a folder", *(f"*{b}" for b in bare)])
+    place = (
+        f"a file named *{family.suffix}" if family.suffix else " or ".join(["a directory", *(f"*{b}" for b in bare)])
+    )
     raise ConversionError(f"{out}: the {family.name} format is written to {place}.")
 
 
-def compare(made: Path, out: Path, family: Family, written: Checkpoint) -> list[Note]:
-    """What was written, read as a stranger would: raises where it is another model, returns what must be told."""
+def verify_written(path: Path, out: Path, family: Family, written: Checkpoint) -> list[Note]:
+    """Read the written files without further information, and compare the models.
+
+    Raises:
+        ConversionError: It is another model.
+    """
     config = written.config
     assert isinstance(config, ViTConfig)
-    bare = made.is_file()
-    told: Fields = {"num_heads": config.num_heads, "head_dim": config.attention_dim} if bare else {}
+    is_bare = path.is_file()
+    hints: Fields = {"num_heads": config.num_heads, "head_dim": config.attention_dim} if is_bare else {}
     size: Fields = {"image_size": config.image_size}
-    again, problem = try_to_read(made, told)
+    again, problem = try_read(path, hints)
     unsized = again is None or again.config.image_size != config.image_size
-    if unsized:  # perhaps only because the file does not say its image size
-        again, problem = try_to_read(made, told | size)
+    if unsized:  # perhaps only because the file does not store the image size
+        again, problem = try_read(path, hints | size)
     if again is None:
-        reason = str(problem).replace(str(made), out.name)
-        raise ConversionError(f"The {family.name} format cannot hold this model: {reason}")
-    before, after = comparable(config), comparable(again.config)
+        reason = str(problem).replace(str(path), out.name)
+        raise ConversionError(f"The {family.name} format cannot store this model: {reason}")
+    before, after = comparable_fields(config), comparable_fields(again.config)
     changed = [k for k in before if before[k] != after.get(k)]
     wrong = [f"{k}={before[k]!r}" for k in changed if k not in NUMERIC or before[k] == "swiglu"]
     ours, theirs = written.tensors, again.tensors
     same = ours.keys() == theirs.keys() and all(torch.equal(t, theirs[n]) for n, t in ours.items())
     if again.family != family.name or wrong or not same:
         raise ConversionError(
-            f"The {family.name} format cannot hold a model with {', '.join(wrong) or 'these tensors'}."
+            f"The {family.name} format cannot store a model with {', '.join(wrong) or 'these tensors'}."
         )
     texts = [
-        f"{family.name} code computes with {k}={after[k]}, this model with {before[k]}: outputs differ a little there."
+        f"{family.name} code computes with {k}={after[k]}, this model with {before[k]}: outputs differ slightly."
         for k in changed
     ]
     notes = [Note(text, "numerics_differ") for text in texts]
-    if bare:
-        return notes + to_be_told(family, written, again, [*changed, *(size if unsized else ())])
-    return notes + unsaid(family, written, again)
+    if is_bare:
+        return notes + required_flags(family, written, again, [*changed, *(size if unsized else ())])
+    return notes + unstored_metadata(family, written, again)
 
 
-def unsaid(family: Family, written: Checkpoint, again: Checkpoint) -> list[Note]:
-    """What a folder of that family has no place for."""
+def unstored_metadata(family: Family, written: Checkpoint, again: Checkpoint) -> list[Note]:
+    """Note the metadata that a directory of that family cannot store."""
     notes = []
     if written.temperature != 1.0:
-        heat = f"{written.temperature:g}"
-        text = f"{family.name} has no temperature: divide the logits by {heat}, or confidences are not calibrated."
+        value = f"{written.temperature:g}"
+        text = f"{family.name} stores no temperature: divide the logits by {value} for calibrated probabilities."
         notes.append(Note(text, "temperature_not_stored"))
     if written.multi_label:
-        text = f"{family.name} does not store that the model is multi-label: use the sigmoid, not the softmax."
+        text = f"{family.name} does not store that the model is multi-label: use sigmoid instead of softmax."
         notes.append(Note(text, "multi_label_not_stored"))
-    if written.preprocess is not None and again.preprocess is not None:
-        if geometry(again.preprocess) != geometry(written.preprocess):
-            text = f"{family.name} cannot state the exact preprocessing: {written.preprocess.summary()}."
-            notes.append(Note(text, "preprocess_not_stored"))
+    before, after = written.preprocess, again.preprocess
+    if before is not None and after is not None and preprocess_key(before) != preprocess_key(after):
+        text = f"{family.name} cannot store the exact preprocessing: {before.summary()}."
+        notes.append(Note(text, "preprocess_not_stored"))
     return notes
 
 
-def geometry(preprocess: Preprocess) -> tuple[Any, ...]:
-    rounded = (tuple(round(v, 6) for v in each) for each in (preprocess.mean, preprocess.std))
+def preprocess_key(preprocess: Preprocess) -> tuple[Any, ...]:
+    """Return the values that decide what the model sees, for comparison."""
+    rounded = (tuple(round(v, 6) for v in values) for values in (preprocess.mean, preprocess.std))
     return preprocess.size, preprocess.resize, preprocess.resize_size, preprocess.interpolation, *rounded
 
 
-def try_to_read(path: Path, told: Fields) -> tuple[Checkpoint | None, CheckpointError | None]:
+def try_read(path: Path, overrides: Fields) -> tuple[Checkpoint | None, CheckpointError | None]:
+    """Read a checkpoint; return it or the error."""
     try:
-        return read_foreign(path, told), None
+        return read_foreign(path, overrides), None
     except CheckpointError as error:
         return None, error
 
 
-def to_be_told(family: Family, written: Checkpoint, again: Checkpoint, fields: list[str]) -> list[Note]:
-    """The words that whoever reads a bare file must add, because it does not hold them."""
+def required_flags(family: Family, written: Checkpoint, again: Checkpoint, fields: list[str]) -> list[Note]:
+    """Note the flags that are needed to read a bare file, because it does not store their values."""
     config = written.config
     assert isinstance(config, ViTConfig)
-    if family.name not in ("google", "big_vision") and HEADS.get(config.embed_dim) != config.num_heads:
+    if family.name not in ("google", "big_vision") and NUM_HEADS_BY_WIDTH.get(config.embed_dim) != config.num_heads:
         fields = ["num_heads", *fields]
-    flags = [flag(name, getattr(config, name)) for name in fields]
+    flags = [format_flag(name, getattr(config, name)) for name in fields]
     if written.preprocess is not None and again.preprocess is not None:
         default = again.preprocess.to_json()
-        stated = {n: v for n, v in written.preprocess.to_json().items() if v != default[n] and n != "size"}
-        flags += [flag(name, value) for name, value in stated.items()]
+        changed = {n: v for n, v in written.preprocess.to_json().items() if v != default[n] and n != "size"}
+        flags += [format_flag(name, value) for name, value in changed.items()]
     if written.labels and written.labels != again.labels:
         flags.append("--labels FILE")
-    told = "; whoever reads it must add " + " ".join(flags) if flags else ""
-    text = f"the file does not state labels, preprocessing or temperature{told}. The patchword folder does."
+    hint = "; to read it, add " + " ".join(flags) if flags else ""
+    text = f"the file does not store labels, preprocessing or temperature{hint}. The patchword format does."
     return [Note(text, "metadata_not_stored")]
 
 
-def flag(name: str, value: Any) -> str:
+def format_flag(name: str, value: Any) -> str:
+    """Format a config field as a command-line flag."""
     words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return f"--{name.replace('_', '-')} {words}"
 
 
-def comparable(config: Any) -> Fields:
-    """A config's fields with what follows from others filled in, without what is not about the weights."""
-    fields = {k: v for k, v in config.to_json().items() if k not in UNSTATED}
+def comparable_fields(config: Any) -> Fields:
+    """Return the fields that affect the weights, with derived values filled in."""
+    fields = {k: v for k, v in config.to_json().items() if k not in NOT_STORED}
     fields |= {"head_dim": config.attention_dim, "pos_embed_prefix": config.num_positioned}
     if config.stem != "resnet":
         del fields["weight_standardization"]
     return fields | {"layer_scale": config.layer_scale is not None}
 
 
-def write(made: Path, tensors: Tensors, sidecars: dict[str, Fields], *, wrapped: bool) -> None:
-    if made.suffix in TENSOR_SUFFIXES:
-        write_tensors(made, tensors, wrapped=wrapped)
+def write_files(path: Path, tensors: Tensors, sidecars: dict[str, Fields], *, wrapped: bool) -> None:
+    """Write a tensor file, or a directory with a tensor file and its JSON files."""
+    if path.suffix in TENSOR_SUFFIXES:
+        write_tensors(path, tensors, wrapped=wrapped)
         return
-    made.mkdir()
-    write_tensors(made / "model.safetensors", tensors)
+    path.mkdir()
+    write_tensors(path / "model.safetensors", tensors)
     for name, content in sidecars.items():
-        write_json(made / name, content)
+        write_json(path / name, content)
 
 
 def preprocess_fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the preprocessing; neutral statistics if the inputs are not images."""
     if checkpoint.preprocess is not None:
         return asdict(checkpoint.preprocess)
-    count = checkpoint.config.in_channels  # not pictures: neutral statistics
+    count = checkpoint.config.in_channels
     return asdict(Preprocess(size=checkpoint.config.image_size, mean=HALF, std=HALF)) | {
         "mean": (0.0,) * count,
         "std": (1.0,) * count,

@@ -1,8 +1,8 @@
-"""Models by name: `hf:owner/name[@revision]` in, a local model folder out.
+"""Downloading models from the Hugging Face Hub: `hf:owner/name[@revision]` to a local directory.
 
-Owns which files of a repository make a model, the checksum of what arrived, and the sentence a user reads when nothing
-did. The download itself, tokens and the cache are huggingface_hub's (HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE
-work as documented there). Does not know what is inside the files.
+This module selects the files of a model, verifies their checksums and explains errors. huggingface_hub does the
+download, authentication and caching: HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE work as documented there. The
+content of the files is read elsewhere.
 """
 
 import re
@@ -18,31 +18,31 @@ from ..errors import HubError
 EXAMPLE = "hf:google/vit-base-patch16-224 or hf:google/vit-base-patch16-224@main"
 DESCRIPTIONS = ("model.json", "config.json", "preprocessor_config.json")
 SHARDS = "model-*-of-*.safetensors"
-# The first line that a repository has is taken: safetensors before formats that hold pickles or need converting.
+# The first pattern with a match is used: safetensors before formats that contain pickles or need conversion.
 WEIGHTS = ("model.safetensors", SHARDS, "*.safetensors", "pytorch_model.bin", "*.pth", "*.npz")
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\w[\w./+-]*))?", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_WAYS_OUT = (
+_CONNECTION_ADVICE = (
     "Check the connection, give the path of a local model instead, set HF_ENDPOINT to a mirror that can be reached, "
-    "or copy a filled cache here and set HF_HUB_OFFLINE=1."
+    "or copy a cache from another machine and set HF_HUB_OFFLINE=1."
 )
 
 
 def download_model(reference: str, *, cache: Path | None = None, endpoint: str | None = None) -> Path:
-    """Bring the model `hf:owner/name[@revision]` here, unless it is here already, and return its folder."""
+    """Download `hf:owner/name[@revision]` unless it is cached, and return its directory."""
     repo, revision = parse_reference(reference)
     from huggingface_hub import constants
 
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
     storage = Path(cache or constants.HF_HUB_CACHE).expanduser() / f"models--{repo.replace('/', '--')}"
-    use_plain_http(endpoint)
+    disable_hub_extras(endpoint)
     try:
-        return _fetch(repo, revision, storage, endpoint)
+        return _download(repo, revision, storage, endpoint)
     except HubError:
         raise
-    except Exception as error:  # the library lets through what its HTTP client, its parser or the disk raises
-        raise HubError(_explain(error, repo, revision, storage, endpoint)) from error
+    except Exception as error:  # huggingface_hub passes on the errors of its HTTP client, its parser and the disk
+        raise HubError(_explain_error(error, repo, revision, storage, endpoint)) from error
 
 
 def parse_reference(reference: str) -> tuple[str, str]:
@@ -59,11 +59,11 @@ def parse_reference(reference: str) -> tuple[str, str]:
     return match[1], match[2] or "main"
 
 
-def use_plain_http(endpoint: str) -> None:
-    """Keep to the plain protocol at any endpoint but the public hub.
+def disable_hub_extras(endpoint: str) -> None:
+    """Disable Xet transfers and telemetry for any endpoint but the public hub.
 
-    Mirrors repeat the hub's Xet headers without having its storage, and the library's question about the user agent
-    goes to huggingface.co, where a machine that needs a mirror waits for a timeout. Neither has an argument.
+    Mirrors repeat the hub's Xet headers without its storage, and telemetry goes to huggingface.co, where a machine that
+    needs a mirror waits for a timeout. huggingface_hub has no arguments for either.
     """
     from huggingface_hub import constants
 
@@ -72,43 +72,43 @@ def use_plain_http(endpoint: str) -> None:
         constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
-def _fetch(repo: str, revision: str, storage: Path, endpoint: str) -> Path:
+def _download(repo: str, revision: str, storage: Path, endpoint: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        commit, checksums = _ask(repo, revision, endpoint)
+        commit, checksums = _list_files(repo, revision, endpoint)
     except Exception:
-        if cached := _cached(storage, revision):
+        if cached := _find_cached(storage, revision):
             return cached
         raise
-    # Weights come last, so that a folder with weights is a whole one.
-    for name in _choose(checksums, f"{repo} at {endpoint}"):
-        # Asked by commit, the library answers from its cache without another request.
+    # Weights come last, so that a directory with weights is complete.
+    for name in _select_files(checksums, f"{repo} at {endpoint}"):
+        # With a commit hash, the library uses its cache without another request.
         path = hf_hub_download(repo, name, revision=commit, cache_dir=storage.parent, endpoint=endpoint)
         _verify(Path(path), checksums[name])
-    _remember(storage, revision, commit)
+    _save_ref(storage, revision, commit)
     return storage / "snapshots" / commit
 
 
-def _ask(repo: str, revision: str, endpoint: str) -> tuple[str, dict[str, str | None]]:
-    """Return the commit that a revision stands for, and its files with their sha256 where the hub knows it."""
+def _list_files(repo: str, revision: str, endpoint: str) -> tuple[str, dict[str, str | None]]:
+    """Return the commit of a revision, and its files with their SHA-256 where the hub provides it."""
     from huggingface_hub import HfApi, constants
 
     api = HfApi(endpoint=endpoint)
     info = api.model_info(repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     if not info.sha or info.siblings is None:
-        raise HubError(f"{endpoint} did not say which files {repo} has. Is it a Hugging Face hub? Check HF_ENDPOINT.")
+        raise HubError(f"{endpoint} did not list the files of {repo}. Is it a Hugging Face hub? Check HF_ENDPOINT.")
     return info.sha, {file.rfilename: file.lfs.sha256 if file.lfs else None for file in info.siblings}
 
 
-def _choose(names: Iterable[str], where: str) -> list[str]:
-    """Pick the files that make a model: descriptions first, then one set of weights."""
+def _select_files(names: Iterable[str], where: str) -> list[str]:
+    """Select the files of a model: JSON files first, then one set of weights."""
     files = sorted(name for name in names if "/" not in name)
     for pattern in WEIGHTS:
         if weights := [name for name in files if fnmatch(name, pattern)]:
             break
     else:
-        raise HubError(f"{where} has no weights that patchword reads ({', '.join(WEIGHTS)}); it has: {files}.")
+        raise HubError(f"{where} has no weights that patchword can read ({', '.join(WEIGHTS)}); it has: {files}.")
     descriptions = [name for name in DESCRIPTIONS if name in files]
     if pattern != SHARDS:
         if len(weights) > 1:
@@ -116,20 +116,20 @@ def _choose(names: Iterable[str], where: str) -> list[str]:
         return descriptions + weights
     index = "model.safetensors.index.json"
     if index not in files or not weights[0].endswith(f"-of-{len(weights):05}.safetensors"):
-        raise HubError(f"{where} has only a part of a model in several files: {weights}, and perhaps no {index}.")
+        raise HubError(f"{where} has an incomplete sharded model: {weights}, {index} or a shard is missing.")
     return [*descriptions, index, *weights]
 
 
-def _cached(storage: Path, revision: str) -> Path | None:
-    """Return the folder of an earlier download, by whichever program, if it has a whole model."""
+def _find_cached(storage: Path, revision: str) -> Path | None:
+    """Return the directory of an earlier download, by any program, if its model is complete."""
     ref = storage / "refs" / revision
     folder = storage / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
     try:
-        names = _choose((path.name for path in folder.glob("*") if path.exists()), str(folder))
+        names = _select_files((path.name for path in folder.glob("*") if path.exists()), str(folder))
     except HubError:
         return None
     for name in names:
-        # The library names the blob of a large file by its sha256, so no hub is needed to check it.
+        # The library names the blob of a large file by its SHA-256, so it can be verified offline.
         link = folder / name
         blob = link.readlink().name if link.is_symlink() else ""
         _verify(link, blob if _SHA256.fullmatch(blob) else None)
@@ -137,24 +137,24 @@ def _cached(storage: Path, revision: str) -> Path | None:
 
 
 def _verify(path: Path, sha256: str | None) -> None:
-    """Compare a downloaded file with its checksum, once: a seal says which file (size and time) was found good."""
+    """Verify the checksum of a downloaded file once; a marker file records the size and time of the verified file."""
     if sha256 is None:
         return
     stat = path.stat()
     stamp = f"{stat.st_size} {stat.st_mtime_ns}"
-    seal = path.parents[2] / ".patchword" / sha256  # <cache>/models--owner--name/snapshots/<commit>/<file>
-    if seal.is_file() and seal.read_text() == stamp:
+    marker = path.parents[2] / ".patchword" / sha256  # <cache>/models--owner--name/snapshots/<commit>/<file>
+    if marker.is_file() and marker.read_text() == stamp:
         return
-    if (found := file_digest(path, "sha256")) != sha256:
+    if (actual := file_digest(path, "sha256")) != sha256:
         _discard(path)
-        raise HubError(f"{path.name} arrived damaged: sha256 {found}, not {sha256}. It was deleted; try again.")
-    with suppress(OSError):  # a cache that is read-only is checked each time
-        seal.parent.mkdir(exist_ok=True)
-        seal.write_text(stamp)
+        raise HubError(f"{path.name} is damaged: its SHA-256 is {actual}, not {sha256}. It was deleted; try again.")
+    with suppress(OSError):  # in a read-only cache, files are verified each time
+        marker.parent.mkdir(exist_ok=True)
+        marker.write_text(stamp)
 
 
 def _discard(path: Path) -> None:
-    """Delete a file of the cache and everything it links to."""
+    """Delete a file of the cache and all its link targets."""
     while path.is_symlink():
         target = path.parent / path.readlink()
         path.unlink()
@@ -162,8 +162,8 @@ def _discard(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _remember(storage: Path, revision: str, commit: str) -> None:
-    """Note what a branch or tag stood for, for the day without a hub, where huggingface_hub looks for it too."""
+def _save_ref(storage: Path, revision: str, commit: str) -> None:
+    """Record the commit of a branch or tag for offline use, where huggingface_hub also looks for it."""
     ref = storage / "refs" / revision
     if revision == commit or (ref.is_file() and ref.read_text() == commit):
         return
@@ -174,23 +174,23 @@ def _remember(storage: Path, revision: str, commit: str) -> None:
         part.replace(ref)
 
 
-def _explain(error: Exception, repo: str, revision: str, storage: Path, endpoint: str) -> str:
-    """Say what went wrong and what to do."""
+def _explain_error(error: Exception, repo: str, revision: str, storage: Path, endpoint: str) -> str:
+    """Say what failed and what to do."""
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RevisionNotFoundError
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, OfflineModeIsEnabled):
         return (
-            f"{repo} (revision {revision}) is not in the cache, {storage}, and HF_HUB_OFFLINE forbids to download it. "
+            f"{repo} (revision {revision}) is not in the cache, {storage}, and HF_HUB_OFFLINE prevents its download. "
             "Unset HF_HUB_OFFLINE, or give the path of a local model."
         )
     if isinstance(error, GatedRepoError):
         return f"{repo} is gated. Accept its terms at {endpoint}/{repo}, then set HF_TOKEN to a token of that account."
     if isinstance(error, RevisionNotFoundError):
-        return f"{repo} at {endpoint} has no revision {revision!r}. Leave out @{revision} for the newest."
-    if status in (401, 403, 404):  # the hub hides private repositories behind any of these
-        return f"{endpoint} shows no model {repo} (HTTP {status}). Check the name; if it is private, set HF_TOKEN."
+        return f"{repo} at {endpoint} has no revision {revision!r}. Omit @{revision} for the latest."
+    if status in (401, 403, 404):  # the hub answers with any of these for private repositories
+        return f"{endpoint} has no model {repo} (HTTP {status}). Check the name; if it is private, set HF_TOKEN."
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-        return f"Could not store {repo} in {storage}: {error}. Free some space, or set HF_HOME to another folder."
+        return f"Could not store {repo} in {storage}: {error}. Free some space, or set HF_HOME to another directory."
     reason = str(error).strip().partition("\n")[0]
-    return f"Could not get {repo} from {endpoint} ({type(error).__name__}: {reason}). {_WAYS_OUT}"
+    return f"Could not download {repo} from {endpoint} ({type(error).__name__}: {reason}). {_CONNECTION_ADVICE}"

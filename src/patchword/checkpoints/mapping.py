@@ -1,7 +1,8 @@
-"""How one of our modules is named and laid out elsewhere: the vocabulary in which each family's table is written.
+"""Rules that convert tensor names and layouts between patchword and other projects.
 
-A table maps our module (or bare parameter) to a rule. "{}" stands for an index, such as that of a block. A rule turns
-our tensor into theirs (`split`) and theirs into ours (`join`); both only move numbers, so a round trip is bit-equal.
+A tensor map has a rule for each of our modules (or bare parameters). "{}" stands for an index, such as that of a block.
+A rule converts our tensor to theirs (`split`) and theirs to ours (`join`). Both only rearrange values, so a round
+trip is bit-identical.
 """
 
 import re
@@ -12,42 +13,48 @@ import torch
 from torch import Tensor
 
 from ..config import ViTConfig
-from ..errors import CheckpointError, ConversionError
+from ..errors import CheckpointError, ConversionError, PatchwordError
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The same tensors under another name; `parts` are slices of our first axis stored apart."""
+    """Renames a tensor. With `parts`, slices of our first axis are stored as separate tensors with these suffixes."""
 
     name: str
     parts: tuple[str, ...] = ("",)
-    first: int = 0  # what their first index is
+    first: int = 0  # their first index: 0 or 1
 
     def names(self, suffix: str, indices: Sequence[int]) -> list[str]:
+        """Return their names of the tensor `suffix` ("weight", "bias" or "")."""
         base = self.name.format(*(i + self.first for i in indices))
         return [base + part + self.suffix(suffix) for part in self.parts]
 
     def suffix(self, suffix: str) -> str:
+        """Return their name of "weight" or "bias", with its separator."""
         return f".{suffix}" if suffix else ""
 
     def split(self, suffix: str, tensor: Tensor, config: ViTConfig) -> list[Tensor]:
+        """Convert our tensor to theirs."""
         return [self.export(suffix, t, config) for t in tensor.chunk(len(self.parts))]
 
     def join(self, suffix: str, tensors: list[Tensor], config: ViTConfig) -> Tensor:
+        """Convert their tensors to ours."""
         return torch.cat([self.restore(suffix, t, config) for t in tensors])
 
     def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        """Convert one tensor from our layout to theirs."""
         return tensor
 
     def restore(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        """Convert one tensor from their layout to ours."""
         return tensor
 
 
 @dataclass(frozen=True)
 class Patch(Rule):
-    """Our patch matrix (D, C*P*P) as a convolution kernel (D, C, P, P)."""
+    """Our patch projection (D, C*P*P) as a convolution kernel (D, C, P, P)."""
 
     def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
         return tensor if suffix == "bias" else tensor.reshape(len(tensor), config.map_channels, *config.patch_size)
@@ -58,7 +65,7 @@ class Patch(Rule):
 
 @dataclass(frozen=True)
 class Flax(Rule):
-    """Flax separates names by slashes and calls a weight "kernel" ("scale" in norms)."""
+    """Flax names: separated by slashes, with "kernel" ("scale" in norms) for weight."""
 
     weight: str = "kernel"
 
@@ -68,7 +75,7 @@ class Flax(Rule):
 
 @dataclass(frozen=True)
 class FlaxDense(Flax):
-    """(in, out) instead of (out, in)."""
+    """A Flax dense kernel: (in, out) instead of (out, in)."""
 
     def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
         return tensor.T if suffix == "weight" else tensor
@@ -78,7 +85,7 @@ class FlaxDense(Flax):
 
 @dataclass(frozen=True)
 class FlaxConv(Flax):
-    """Kernels (height, width, in, out) instead of (out, in, height, width)."""
+    """A Flax convolution kernel: (height, width, in, out) instead of (out, in, height, width)."""
 
     def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
         return tensor.permute(2, 3, 1, 0) if suffix == "weight" else tensor
@@ -89,7 +96,7 @@ class FlaxConv(Flax):
 
 @dataclass(frozen=True)
 class FlaxPatch(FlaxConv):
-    """Our patch matrix (D, C*P*P) as such a kernel."""
+    """Our patch projection (D, C*P*P) as a Flax convolution kernel."""
 
     def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
         if suffix == "weight":
@@ -103,7 +110,7 @@ class FlaxPatch(FlaxConv):
 
 @dataclass(frozen=True)
 class FlaxHeads(Flax):
-    """A projection into heads: kernel (D, H, d) and bias (H, d)."""
+    """The Flax projection into heads: kernel (D, H, d) and bias (H, d)."""
 
     def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
         tensor = tensor.reshape(config.num_heads, -1, *tensor.shape[1:])  # (H, d[, D])
@@ -116,7 +123,7 @@ class FlaxHeads(Flax):
 
 @dataclass(frozen=True)
 class FlaxMerge(Flax):
-    """The projection out of the heads: kernel (H, d, D)."""
+    """The Flax projection out of heads: kernel (H, d, D)."""
 
     def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
         return tensor.T.reshape(config.num_heads, -1, len(tensor)) if suffix == "weight" else tensor
@@ -125,59 +132,69 @@ class FlaxMerge(Flax):
         return tensor.flatten(0, 1).T if suffix == "weight" else tensor
 
 
-Table = dict[str, Rule]
+TensorMap = dict[str, Rule]
 
 
-def find(table: Table, ours: str) -> tuple[Rule, str, list[int]] | None:
-    """The rule for one of our tensors, with "weight", "bias" or nothing, and the indices in the name."""
+def find_rule(tensor_map: TensorMap, ours: str) -> tuple[Rule, str, list[int]] | None:
+    """Find the rule for one of our tensors; return it with "weight", "bias" or "", and the indices in the name."""
     indices = [int(i) for i in re.findall(r"(?<=\.)\d+(?=\.|$)", ours)]
     pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "{}", ours)
-    if pattern in table:
-        return table[pattern], "", indices
+    if pattern in tensor_map:
+        return tensor_map[pattern], "", indices
     module, _, suffix = pattern.rpartition(".")
-    return (table[module], suffix, indices) if module in table else None
+    return (tensor_map[module], suffix, indices) if module in tensor_map else None
 
 
-def to_theirs(state: Tensors, config: ViTConfig, table: Table, family: str) -> Tensors:
-    """Our tensors under their names, in their layout."""
+def to_foreign(state: Tensors, config: ViTConfig, tensor_map: TensorMap, family: str) -> Tensors:
+    """Convert our state dict to their names and layouts."""
     theirs: Tensors = {}
-    homeless = []
+    unmapped = []
     for ours, tensor in state.items():
-        found = find(table, ours)
-        if found is None:
-            homeless.append(ours)
+        match = find_rule(tensor_map, ours)
+        if match is None:
+            unmapped.append(ours)
             continue
-        rule, suffix, indices = found
+        rule, suffix, indices = match
         theirs.update(zip(rule.names(suffix, indices), rule.split(suffix, tensor, config), strict=True))
-    if homeless:
-        raise ConversionError(f"The {family} format has no place for {listed(homeless)}.")
+    if unmapped:
+        raise ConversionError(f"The {family} format cannot store {join_names(unmapped)}.")
     return theirs
 
 
-def to_ours(theirs: Tensors, config: ViTConfig, table: Table, family: str, expected: Tensors) -> Tensors:
-    """Their tensors under our names, in our layout; all that is missing, left over or misshapen is named."""
-    needed = to_theirs(expected, config, table, family)  # meta tensors: the names and shapes the file must have
-    wrong = [
+def from_foreign(theirs: Tensors, config: ViTConfig, tensor_map: TensorMap, family: str, expected: Tensors) -> Tensors:
+    """Convert their state dict to our names and layouts.
+
+    Raises:
+        CheckpointError: It names all tensors that are missing, unexpected, or have the wrong shape or dtype.
+    """
+    needed = to_foreign(expected, config, tensor_map, family)  # meta tensors with the required names and shapes
+    misshapen = [
         f"{name} is {tuple(theirs[name].shape)}, should be {tuple(meta.shape)}"
         for name, meta in needed.items()
         if name in theirs and theirs[name].shape != meta.shape
     ]
-    typed = [f"{name} holds {t.dtype}" for name, t in theirs.items() if name in needed and not t.is_floating_point()]
-    problems = {"missing": sorted(set(needed) - set(theirs)), "unexpected": sorted(set(theirs) - set(needed))}
-    found = [f"{kind}: {listed(names)}" for kind, names in problems.items() if names]
-    found += [f"wrong shape: {listed(wrong)}"] if wrong else []
-    found += [f"not real numbers: {listed(typed)}"] if typed else []
-    if found:
-        raise CheckpointError(f"The tensors do not make this {family} model. " + "; ".join(found) + ".")
+    mistyped = [f"{name} holds {t.dtype}" for name, t in theirs.items() if name in needed and not t.is_floating_point()]
+    by_name = {"missing": sorted(set(needed) - set(theirs)), "unexpected": sorted(set(theirs) - set(needed))}
+    problems = [f"{kind}: {join_names(names)}" for kind, names in by_name.items() if names]
+    problems += [f"wrong shape: {join_names(misshapen)}"] if misshapen else []
+    problems += [f"not floating point: {join_names(mistyped)}"] if mistyped else []
+    if problems:
+        raise CheckpointError(f"The tensors do not fit this {family} model. " + "; ".join(problems) + ".")
     state = {}
     for ours in expected:
-        rule, suffix, indices = find(table, ours) or (Rule(""), "", [])
+        rule, suffix, indices = find_rule(tensor_map, ours) or (Rule(""), "", [])
         tensors = [theirs[name] for name in rule.names(suffix, indices)]
         state[ours] = rule.join(suffix, tensors, config).contiguous()
     return state
 
 
-def listed(names: Sequence[str], most: int = 12) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(n if len(n) <= 200 else n[:197] + "..." for n in names[:most]) + more
+def in_file(place: str, error: PatchwordError) -> CheckpointError:
+    """Turn an error about the content of a file into a CheckpointError that names the file; a specific code is kept."""
+    code = error.code if error.code != type(error).code else None
+    return CheckpointError(f"{place}: {error}", code=code)
+
+
+def join_names(names: Sequence[str], limit: int = 12) -> str:
+    """Join the first `limit` names, and say how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(n if len(n) <= 200 else n[:197] + "..." for n in names[:limit]) + more

@@ -1,6 +1,6 @@
-"""Tensor files in and out: .safetensors, .npz and .pth, never executing what they contain, never half written.
+"""Reading and writing tensor files: .safetensors, .npz and .pth, without executing their content.
 
-Knows nothing of models. Whatever is wrong with a file becomes a CheckpointError that names it.
+This module does not know about models. Every problem with a file becomes a CheckpointError that names it.
 """
 
 import pickle
@@ -23,12 +23,12 @@ from ..errors import CheckpointError
 Tensors = dict[str, Tensor]
 
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
-# A folder that holds nothing else may be overwritten by another model.
+# A directory with no other files may be overwritten by another model.
 MODEL_FILES = ("model.safetensors", "model.json", "config.json", "preprocessor_config.json")
 
 
 def read_tensors(path: Path) -> tuple[Tensors, bool]:
-    """All tensors of a file, and whether they were wrapped as {"model": ...}."""
+    """Read all tensors of a file; also return whether they were wrapped as {"model": ...}."""
     if not path.is_file():
         raise CheckpointError(f"There is no file {path}.")
     if path.stat().st_size == 0:
@@ -46,28 +46,34 @@ def read_tensors(path: Path) -> tuple[Tensors, bool]:
         check_finite(path, tensors)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a reader of a damaged file throws, the file is what is wrong
-        raise CheckpointError(f"{path} cannot be read ({one_line(error)}). Is it complete? Fetch it again.") from None
+    except Exception as error:  # readers of damaged files raise all kinds of errors
+        raise CheckpointError(
+            f"{path} cannot be read ({one_line(error)}). Is it complete? Download it again."
+        ) from None
     if not tensors:
-        raise CheckpointError(f"{path} holds no tensors.")
+        raise CheckpointError(f"{path} contains no tensors.")
     return tensors, wrapped
 
 
 def check_finite(path: Path, tensors: Tensors) -> None:
-    """Refuses what is not finite in float32, in which models compute."""
-    bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t.float()).all())]
-    if bad:
-        raise CheckpointError(f"{path} holds NaN or infinity in {', '.join(bad[:5])}: the file or the training broke.")
+    """Raise a CheckpointError for NaN or infinity in float32, the dtype that models compute in."""
+    invalid = [
+        name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t.float()).all())
+    ]
+    if invalid:
+        raise CheckpointError(
+            f"{path} contains NaN or infinity in {', '.join(invalid[:5])}: it is damaged, or training diverged."
+        )
 
 
 def read_npz(path: Path) -> Tensors:
-    """Arrays of an .npz, read without pickle; sizes are checked against the archive before memory is taken."""
+    """Read the arrays of an .npz file without pickle; sizes are checked before memory is allocated."""
     tensors = {}
     with zipfile.ZipFile(path) as archive:
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         needed, memory = sum(m.file_size for m in members), memory_limit()
         if memory is not None and needed > memory:
-            raise CheckpointError(f"{path} unpacks to {needed / 2**30:.0f} GiB, more than this machine's memory.")
+            raise CheckpointError(f"{path} unpacks to {needed / 2**30:.0f} GiB, more than the memory of this machine.")
         for member in members:
             with archive.open(member) as file:
                 tensors[member.filename.removesuffix(".npy")] = read_npy(file, member.file_size)
@@ -75,6 +81,7 @@ def read_npz(path: Path) -> Tensors:
 
 
 def read_npy(file: Any, size: int) -> Tensor:
+    """Read one array; its header must agree with the size of its data."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read_header(file)
@@ -83,26 +90,26 @@ def read_npy(file: Any, size: int) -> Tensor:
         raise ValueError("an array's header does not fit its data")
     array = np.frombuffer(file.read(), dtype=dtype)
     array = array.reshape(shape, order="F" if fortran else "C")
-    if dtype == np.dtype("V2"):  # big_vision's way of storing bfloat16
+    if dtype == np.dtype("V2"):  # how big_vision stores bfloat16
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     return torch.from_numpy(np.array(array, order="C"))  # a copy: frombuffer is read-only
 
 
 def read_pth(path: Path) -> tuple[Tensors, bool]:
-    """A pickled state dict, by torch's restricted reader only: anything but plain data is refused, never run."""
+    """Read a pickled state dict with `torch.load(weights_only=True)`, which refuses everything but plain data."""
     with path.open("rb") as file:
         if file.read(2) not in (b"PK", *(bytes([0x80, version]) for version in range(2, 6))):
-            raise CheckpointError(f"{path} is not a file that torch.save wrote, whatever its name says.")
+            raise CheckpointError(f"{path} was not written by torch.save, despite its suffix.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about odd zip entries before it refuses them
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            unsafe = isinstance(error, pickle.UnpicklingError)  # what torch raises for all but plain data
-            reason = "it holds Python objects" if unsafe else one_line(error)
+            unsafe = isinstance(error, pickle.UnpicklingError)  # raised for everything but plain data
+            reason = "it contains Python objects" if unsafe else one_line(error)
             raise CheckpointError(
                 f"{path} cannot be read ({reason}). Only plain tensors are loaded, because a pickle can run code; "
-                "save the state dict alone, best as .safetensors.",
+                "save only the state dict, preferably as .safetensors.",
                 code="unsafe_pickle" if unsafe else None,
             ) from None
     wrapped = False
@@ -110,30 +117,30 @@ def read_pth(path: Path) -> tuple[Tensors, bool]:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content, wrapped = content[key], True
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a state dict.")
+        raise CheckpointError(f"{path} contains a {type(content).__name__}, not a state dict.")
     tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}
-    check_plain(path, tensors)
+    check_dense(path, tensors)
     return tensors, wrapped
 
 
-def check_plain(path: Path, tensors: Tensors) -> None:
-    """Refuses sparse, quantised and meta tensors, and those that repeat a few numbers to fill the memory."""
+def check_dense(path: Path, tensors: Tensors) -> None:
+    """Refuse sparse, quantized and meta tensors, and expanded ones that need more memory than the file has bytes."""
     size = path.stat().st_size
     for name, t in tensors.items():
         dense = t.layout == torch.strided and not t.is_quantized and not t.is_nested and t.device.type == "cpu"
         if not dense or t.numel() * t.element_size() > size:
-            raise CheckpointError(f"{path}: {name} is not a plain tensor whose numbers are all in the file.")
+            raise CheckpointError(f"{path}: {name} is not a dense tensor whose values are all in the file.")
 
 
 def write_tensors(path: Path, tensors: Tensors, *, wrapped: bool = False) -> None:
-    """Writes in the format that the suffix names."""
+    """Write tensors in the format given by the suffix; `wrapped` stores a .pth as {"model": ...}."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     if path.suffix == ".safetensors":
         try:
             save_file(tensors, path, metadata={"format": "pt"})
-        except SafetensorError as error:  # which is what it makes of a full disk
+        except SafetensorError as error:  # raised for a full disk
             raise OSError(str(error)) from None
-        apply_umask(path)  # safetensors makes files that only their owner can read
+        apply_umask(path)  # safetensors creates files that only their owner can read
     elif path.suffix == ".npz":
         np.savez(path, **{name: to_numpy(t) for name, t in tensors.items()})  # type: ignore[arg-type]
     else:
@@ -141,6 +148,7 @@ def write_tensors(path: Path, tensors: Tensors, *, wrapped: bool = False) -> Non
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
+    """Convert to NumPy; bfloat16, which NumPy lacks, becomes two-byte records."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view("V2")
     return tensor.numpy()

@@ -1,1 +1,1 @@
-"""One file per checkpoint family: a table of tensor names both ways."""
+"""One file per checkpoint family."""

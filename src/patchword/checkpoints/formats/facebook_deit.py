@@ -3,32 +3,35 @@
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
-from ..family import Described, Family, Fields, Source, Tensors, guess_heads
-from ..mapping import Rule, Table
-from .timm import TABLE, positions_of, tensor_fields
+from ..family import Family, Fields, Metadata, Source, Tensors, infer_num_heads
+from ..mapping import Rule, TensorMap
+from .timm import TENSOR_MAP as TIMM_MAP
+from .timm import infer_fields, infer_positions
 
 NO_DEIT = ("registers", "pool.", "stem.", "blocks.{}.attention.q_norm", "blocks.{}.attention.k_norm")
-OWN: Table = {
-    **{ours: rule for ours, rule in TABLE.items() if not ours.startswith(NO_DEIT)},
+TENSOR_MAP: TensorMap = {
+    **{ours: rule for ours, rule in TIMM_MAP.items() if not ours.startswith(NO_DEIT)},
     "blocks.{}.add1.gamma": Rule("blocks.{}.gamma_1"),
     "blocks.{}.add2.gamma": Rule("blocks.{}.gamma_2"),
 }
 
 
 class DeiT(Family):
+    """facebookresearch/deit: DeiT (arXiv:2012.12877) and DeiT III (arXiv:2204.07118)."""
+
     name = "deit"
     suffix = ".pth"
-    needs: ClassVar[dict[str, tuple[Any, ...]]] = {
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "class_token": (True,),
         "pooling": ("class",),
         "pos_embed": ("learned",),
         "activation": ("gelu", "gelu_tanh"),
     }
-    defaults: ClassVar[Fields] = {"pos_embed_resample": "transformers"}  # plain bicubic, in both
+    defaults: ClassVar[Fields] = {"pos_embed_resample": "transformers"}  # bicubic, without antialiasing
     preprocess: ClassVar[Fields] = {"crop": 0.875, "statistics": "imagenet"}
 
-    def recognises(self, source: Source) -> bool:
-        """Timm's names, but inside {"model": ...} or with DeiT III's own LayerScale."""
+    def matches(self, source: Source) -> bool:
+        """Match timm's names inside {"model": ...} or with the LayerScale names of DeiT III."""
         names = source.tensors
         plain = "pos_embed" in names and "patch_embed.proj.weight" in names and "mask_token" not in names
         return plain and (source.wrapped or "blocks.0.gamma_1" in names)
@@ -36,15 +39,15 @@ class DeiT(Family):
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         return source.tensors, {} if source.wrapped else {"bare": True}
 
-    def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:
-        fields = {**self.defaults, **tensor_fields(tensors)}
-        fields["num_heads"] = guess_heads(fields["embed_dim"], given, source.path.name)
+    def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
+        fields = {**self.defaults, **infer_fields(tensors)}
+        fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, source.path.name)
         without_class = fields.get("layer_scale") is not None  # DeiT III
-        return Described(fields | positions_of(tensors, fields, given, without_class))
+        return Metadata(fields | infer_positions(tensors, fields, overrides, without_class))
 
-    def positioned(self, config: ViTConfig) -> int:
-        """DeiT III gives the class token no position, DeiT does."""
+    def num_positioned_tokens(self, config: ViTConfig) -> int:
+        """The class token has a position embedding in DeiT, but not in DeiT III."""
         return 0 if config.layer_scale is not None else config.class_token + config.distillation
 
-    def table(self, config: ViTConfig) -> Table:
-        return OWN
+    def tensor_map(self, config: ViTConfig) -> TensorMap:
+        return TENSOR_MAP

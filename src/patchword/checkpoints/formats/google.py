@@ -4,12 +4,12 @@ import re
 from typing import Any, ClassVar
 
 from ...config import MAX_STAGES, ViTConfig
-from ..family import Described, Family, Fields, Source, Tensors, count_blocks, image_size_for, shape_of
-from ..mapping import Flax, FlaxConv, FlaxDense, FlaxHeads, FlaxMerge, FlaxPatch, Rule, Table
+from ..family import Family, Fields, Metadata, Source, Tensors, count_blocks, get_shape, infer_image_size
+from ..mapping import Flax, FlaxConv, FlaxDense, FlaxHeads, FlaxMerge, FlaxPatch, Rule, TensorMap
 
 BLOCK = "Transformer/encoderblock_{}"
 ATTENTION = BLOCK + "/MultiHeadDotProductAttention_1"
-# Files saved by today's vit_jax number the parts of a block by kind; the published ones number them in sequence.
+# The current vit_jax numbers the modules of a block by type; the published files number them in sequence.
 LINEN = {"MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1", "LayerNorm_1": "LayerNorm_2"}
 LINEN |= {"MlpBlock_0": "MlpBlock_3"}
 UNIT = "block{}/unit{}"
@@ -17,10 +17,11 @@ EMBEDDING = "embedding/kernel"
 
 
 def norm(name: str, first: int = 0) -> Flax:
+    """Make the rule for a normalization layer."""
     return Flax(name, weight="scale", first=first)
 
 
-TABLE: Table = {
+TENSOR_MAP: TensorMap = {
     "class_token": Rule("cls"),
     "positions.table": Rule("Transformer/posembed_input/pos_embedding"),
     "patch_embed.proj": FlaxPatch("embedding"),
@@ -43,14 +44,16 @@ TABLE: Table = {
 
 
 class Google(Family):
+    """google-research/vision_transformer (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
+
     name = "google"
     suffix = ".npz"
-    needs: ClassVar[dict[str, tuple[Any, ...]]] = {"pos_embed": ("learned",), "pooling": ("class", "average")}
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {"pos_embed": ("learned",), "pooling": ("class", "average")}
     defaults: ClassVar[Fields] = {"activation": "gelu_tanh", "weight_standardization": "google"}
-    # vit_jax evaluates on the whole picture, scaled to a square.
+    # vit_jax evaluates on the whole image, resized to a square.
     preprocess: ClassVar[Fields] = {"resize": "squash", "interpolation": "bilinear"}
 
-    def recognises(self, source: Source) -> bool:
+    def matches(self, source: Source) -> bool:
         return "Transformer/posembed_input/pos_embedding" in source.tensors and EMBEDDING in source.tensors
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
@@ -59,62 +62,68 @@ class Google(Family):
             tensors = {rename(name, LINEN): t for name, t in tensors.items()}
             quirks["linen"] = True
         group_norms = [n for n in tensors if is_group_norm(n) and tensors[n].ndim == 4]
-        for name in group_norms:  # older flax keeps (1, 1, 1, C)
+        for name in group_norms:  # older versions of Flax store (1, 1, 1, C)
             tensors[name] = tensors[name].flatten()
         if group_norms:
             quirks["group_norm_4d"] = True
         return tensors, quirks
 
-    def restore(self, tensors: Tensors, quirks: Fields) -> Tensors:
+    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
         if quirks.get("group_norm_4d"):
             tensors = {n: t.reshape(1, 1, 1, -1) if is_group_norm(n) else t for n, t in tensors.items()}
         if quirks.get("linen"):
             tensors = {rename(n, {new: old for old, new in LINEN.items()}): t for n, t in tensors.items()}
         return tensors
 
-    def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:
-        fields = {**self.defaults, **flax_sizes(tensors, ATTENTION, BLOCK + "/MlpBlock_3"), **hybrid(tensors)}
+    def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
+        fields = {
+            **self.defaults,
+            **infer_flax_fields(tensors, ATTENTION, BLOCK + "/MlpBlock_3"),
+            **infer_stem(tensors),
+        }
         fields |= {"class_token": "cls" in tensors, "pooling": "class" if "cls" in tensors else "average"}
-        count = shape_of(tensors, TABLE["positions.table"].name, 3)[1]
+        count = get_shape(tensors, TENSOR_MAP["positions.table"].name, 3)[1]
         fields["pos_embed_prefix"] = int(fields["class_token"])
         stem_stride = 4 * 2 ** max(0, len(fields["stem_layers"]) - 1) if "stem" in fields else 1
         stride = (fields["patch_size"][0] * stem_stride, fields["patch_size"][1] * stem_stride)
-        fields["image_size"] = image_size_for(count - fields["pos_embed_prefix"], stride, given)
-        return Described(fields)
+        fields["image_size"] = infer_image_size(count - fields["pos_embed_prefix"], stride, overrides)
+        return Metadata(fields)
 
-    def table(self, config: ViTConfig) -> Table:
-        return TABLE
+    def tensor_map(self, config: ViTConfig) -> TensorMap:
+        return TENSOR_MAP
 
 
 def rename(name: str, mapping: dict[str, str]) -> str:
-    """`name` with one part of an encoder block renamed; norms outside blocks keep theirs."""
+    """Rename a module of an encoder block; names outside blocks are unchanged."""
     if not name.startswith("Transformer/encoderblock_"):
         return name
     return "/".join(mapping.get(part, part) for part in name.split("/"))
 
 
 def is_group_norm(name: str) -> bool:
+    """Whether a tensor belongs to a GroupNorm of the ResNet stem."""
     return re.search(r"(^|/)gn(_root|_proj|\d)/", name) is not None
 
 
-def flax_sizes(tensors: Tensors, attention: str, mlp: str) -> Fields:
-    """Sizes that both of Google's formats show in the shapes of their tensors."""
-    ph, pw, channels, width = shape_of(tensors, EMBEDDING, 4)
+def infer_flax_fields(tensors: Tensors, attention: str, mlp: str) -> Fields:
+    """Infer the sizes that tensor shapes show in both of Google's formats."""
+    ph, pw, channels, width = get_shape(tensors, EMBEDDING, 4)
     fields: dict[str, Any] = {"patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
     fields["depth"] = count_blocks(tensors, BLOCK.split("{}")[0], "/")
     if fields["depth"]:
-        _, fields["num_heads"], fields["head_dim"] = shape_of(tensors, attention.format(0) + "/query/kernel", 3)
-        fields["mlp_dim"] = shape_of(tensors, mlp.format(0) + "/Dense_0/kernel", 2)[1]
-    fields["num_classes"] = shape_of(tensors, "head/kernel", 2)[1] if "head/kernel" in tensors else 0
-    fields["pre_logits"] = shape_of(tensors, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in tensors else None
+        _, fields["num_heads"], fields["head_dim"] = get_shape(tensors, attention.format(0) + "/query/kernel", 3)
+        fields["mlp_dim"] = get_shape(tensors, mlp.format(0) + "/Dense_0/kernel", 2)[1]
+    fields["num_classes"] = get_shape(tensors, "head/kernel", 2)[1] if "head/kernel" in tensors else 0
+    fields["pre_logits"] = get_shape(tensors, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in tensors else None
     return fields
 
 
-def hybrid(tensors: Tensors) -> Fields:
+def infer_stem(tensors: Tensors) -> Fields:
+    """Infer the ResNet stem of a hybrid; empty for other models."""
     if "conv_root/kernel" not in tensors:
         return {}
-    _, _, channels, width = shape_of(tensors, "conv_root/kernel", 4)
+    _, _, channels, width = get_shape(tensors, "conv_root/kernel", 4)
     stages = count_blocks({n.replace("block", "block/"): t for n, t in tensors.items()}, "block/", "/") - 1
-    stages = max(0, min(stages, MAX_STAGES + 1))  # the config refuses more
+    stages = max(0, min(stages, MAX_STAGES + 1))  # more are rejected by the config
     units = tuple(count_blocks(tensors, f"block{s + 1}/unit", "/") - 1 for s in range(stages))
     return {"stem": "resnet", "stem_layers": units, "stem_width": width, "in_channels": channels}

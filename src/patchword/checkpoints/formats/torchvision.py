@@ -4,11 +4,21 @@ import re
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
-from ..family import Described, Family, Fields, Source, Tensors, count_blocks, guess_heads, image_size_for, shape_of
-from ..mapping import Patch, Rule, Table
+from ..family import (
+    Family,
+    Fields,
+    Metadata,
+    Source,
+    Tensors,
+    count_blocks,
+    get_shape,
+    infer_image_size,
+    infer_num_heads,
+)
+from ..mapping import Patch, Rule, TensorMap
 
 LAYER = "encoder.layers.encoder_layer_{}"
-TABLE: Table = {
+TENSOR_MAP: TensorMap = {
     "class_token": Rule("class_token"),
     "positions.table": Rule("encoder.pos_embedding"),
     "patch_embed.proj": Patch("conv_proj"),
@@ -23,14 +33,16 @@ TABLE: Table = {
     "pre_logits": Rule("heads.pre_logits"),
     "head": Rule("heads.head"),
 }
-# The published files still carry the names of torchvision's first MLP.
+# The published files have the names of torchvision's first MLP.
 OLD_MLP = {"linear_1": "0", "linear_2": "3"}
 
 
 class Torchvision(Family):
+    """torchvision.models.vision_transformer."""
+
     name = "torchvision"
     suffix = ".pth"
-    needs: ClassVar[dict[str, tuple[Any, ...]]] = {
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "class_token": (True,),
         "pooling": ("class",),
         "pos_embed": ("learned",),
@@ -38,7 +50,7 @@ class Torchvision(Family):
     defaults: ClassVar[Fields] = {"pos_embed_resample": "torchvision"}
     preprocess: ClassVar[Fields] = {"crop": 0.875, "interpolation": "bilinear", "statistics": "imagenet"}
 
-    def recognises(self, source: Source) -> bool:
+    def matches(self, source: Source) -> bool:
         return "conv_proj.weight" in source.tensors and "encoder.pos_embedding" in source.tensors
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
@@ -48,24 +60,24 @@ class Torchvision(Family):
         }
         return {new: source.tensors[n] for new, n in rename.items()}, {"old_mlp": True} if old else {}
 
-    def restore(self, tensors: Tensors, quirks: Fields) -> Tensors:
+    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
         if not quirks.get("old_mlp"):
             return tensors
         back = {new: old for old, new in OLD_MLP.items()}
         return {re.sub(r"\.mlp\.([03])\.", lambda m: f".mlp.{back[m[1]]}.", n): t for n, t in tensors.items()}
 
-    def describe(self, source: Source, tensors: Tensors, given: Fields) -> Described:
-        width, channels, ph, pw = shape_of(tensors, "conv_proj.weight", 4)
+    def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
+        width, channels, ph, pw = get_shape(tensors, "conv_proj.weight", 4)
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
         fields["depth"] = count_blocks(tensors, "encoder.layers.encoder_layer_", ".")
         if fields["depth"]:
-            fields["mlp_dim"] = shape_of(tensors, LAYER.format(0) + ".mlp.0.weight", 2)[0]
+            fields["mlp_dim"] = get_shape(tensors, LAYER.format(0) + ".mlp.0.weight", 2)[0]
         for ours, theirs in {"num_classes": "heads.head.weight", "pre_logits": "heads.pre_logits.weight"}.items():
-            fields[ours] = shape_of(tensors, theirs, 2)[0] if theirs in tensors else {"num_classes": 0}.get(ours)
-        fields["num_heads"] = guess_heads(width, given, source.path.name)
-        count = shape_of(tensors, "encoder.pos_embedding", 3)[1]
-        fields["image_size"] = image_size_for(count - 1, (ph, pw), given)
-        return Described(fields)
+            fields[ours] = get_shape(tensors, theirs, 2)[0] if theirs in tensors else {"num_classes": 0}.get(ours)
+        fields["num_heads"] = infer_num_heads(width, overrides, source.path.name)
+        count = get_shape(tensors, "encoder.pos_embedding", 3)[1]
+        fields["image_size"] = infer_image_size(count - 1, (ph, pw), overrides)
+        return Metadata(fields)
 
-    def table(self, config: ViTConfig) -> Table:
-        return TABLE
+    def tensor_map(self, config: ViTConfig) -> TensorMap:
+        return TENSOR_MAP
