@@ -24,8 +24,8 @@ from patchword.data.formats.image_folder import list_labeled_images
 from patchword.data.resolve import open_data
 from patchword.data.sources import ArraySource, DatasetSplits, FileSource, from_arrays
 from patchword.doctor import Finding, examine, examine_config, findings_table, machine_info, machine_findings
-from patchword.doctor.image_survey import Look, header, look_at
-from patchword.doctor.near_duplicates import ALIKE, CORRELATED, candidates, correlation, difference_hashes
+from patchword.doctor.image_survey import ImageSummary, read_header, summarize_image
+from patchword.doctor.near_duplicates import MAX_DIFFERENCE, MIN_CORRELATION, candidate_pairs, correlation, difference_hashes
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import train
 
@@ -80,7 +80,7 @@ def noted(findings: list[Finding], words: str) -> Finding:
 
 def test_a_clean_folder_gets_no_warning(root: Path) -> None:
     findings = diagnosis(root)
-    assert [finding.message for finding in findings] == ["The pictures are 80 x 96 pixels (height x width, median)."]
+    assert [finding.message for finding in findings] == ["The images are 80 x 96 pixels (height x width, median)."]
     assert findings[0].severity == "note"
 
 
@@ -91,7 +91,7 @@ def test_digits_get_no_warning() -> None:
     parts = DatasetSplits(source.subset(order[:1400]), source.subset(order[1400:]))
     findings = examine(parts, image_size=(8, 8), patch_size=(2, 2))
     assert grave(findings) == []
-    assert noted(findings, "1,797 of 1,797 pictures are grey")
+    assert noted(findings, "1,797 of 1,797 images are grayscale")
 
 
 def test_every_picture_is_counted(root: Path) -> None:
@@ -107,7 +107,7 @@ def test_corrupt_files(root: Path) -> None:
     (root / "train/owl/3.jpg").write_bytes(b"")
     finding = only(diagnosis(root))
     assert finding.severity == "warning"
-    assert finding.message == "3 of the 36 pictures in train cannot be read."
+    assert finding.message == "3 of the 36 images in train cannot be read."
     names = ("cat/1.jpg", "dog/2.jpg", "owl/3.jpg")
     assert all(name in reason for name, reason in zip(names, finding.details, strict=True))
 
@@ -117,7 +117,7 @@ def test_a_part_without_a_readable_picture(root: Path) -> None:
         file.write_text("no")
     finding = only(diagnosis(root))
     assert finding.severity == "error"
-    assert finding.message == "None of the 12 pictures in test can be read."
+    assert finding.message == "None of the 12 images in test can be read."
     assert len(finding.details) == 12
 
 
@@ -125,7 +125,7 @@ def test_nothing_at_all_can_be_read(tmp_path: Path) -> None:
     source = FileSource(["a.jpg", "b.jpg"], ["x", "y"], np.array([0, 1]), tmp_path)
     findings = examine(DatasetSplits(source), image_size=(32, 32))
     assert findings[0].severity == "error"
-    assert "None of the 2 pictures" in findings[0].message
+    assert "None of the 2 images" in findings[0].message
 
 
 def test_tiny_classes(root: Path) -> None:
@@ -134,13 +134,13 @@ def test_tiny_classes(root: Path) -> None:
     finding = only(diagnosis(root))
     assert finding.severity == "warning"
     assert finding.details == ("owl: 8",)
-    assert finding.message == "1 class has fewer than 10 pictures to learn from."
+    assert finding.message == "1 class has fewer than 10 training images."
 
 
 def test_a_class_that_is_not_measured(root: Path) -> None:
     shutil.rmtree(root / "val/dog")
     finding = only(diagnosis(root))
-    assert "no picture in val" in finding.message
+    assert "no image in val" in finding.message
     assert finding.details == ("dog",)
 
 
@@ -151,7 +151,7 @@ def test_a_class_that_cannot_be_learnt(root: Path) -> None:
     finding = only(examine(lacking, image_size=(64, 64)))
     assert finding.severity == "error"
     assert finding.details == ("dog",)
-    assert "no picture to learn from" in finding.message
+    assert "no training image" in finding.message
 
 
 @pytest.mark.parametrize(("counts", "severity"), [((40, 14), None), ((45, 15), "note"), ((150, 15), "warning")])
@@ -200,17 +200,17 @@ def resized(source: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("copy", "how", "severity"),
     [
-        (copied, "the same", "error"),
-        (saved_as_png, "the same", "error"),
-        (saved_again, "nearly the same", "warning"),
-        (resized, "nearly the same", "warning"),
+        (copied, "duplicate", "error"),
+        (saved_as_png, "duplicate", "error"),
+        (saved_again, "near-duplicate", "warning"),
+        (resized, "near-duplicate", "warning"),
     ],
 )
 def test_the_same_picture_in_two_parts(root: Path, copy: Callable[[Path, Path], None], how: str, severity: str) -> None:
     copy(root / "train/cat/3.jpg", root / "test/cat/again.jpg")
     finding = only(diagnosis(root))
     assert finding.severity == severity
-    assert finding.message == f"1 picture is {how} in test and in train."
+    assert finding.message == f"1 image in test has a {how} in train."
     (pair,) = finding.details
     assert "train/cat/3.jpg = " in pair
     assert "test/cat/again" in pair
@@ -220,10 +220,10 @@ def test_the_same_picture_under_two_labels(root: Path) -> None:
     copied(root / "train/cat/3.jpg", root / "train/dog/again.jpg")
     saved_again(root / "train/owl/5.jpg", root / "train/cat/again.jpg")
     same, near = grave(diagnosis(root))
-    assert same.message == "2 pictures are the same, but labelled differently."
+    assert same.message == "1 pair of duplicates has different labels."
     assert "train/cat/3.jpg (cat) = " in same.details[0]
     assert "train/dog/again.jpg (dog)" in same.details[0]
-    assert near.message == "2 pictures are nearly the same, but labelled differently."
+    assert near.message == "1 pair of near-duplicates has different labels."
     assert same.severity == near.severity == "warning"
 
 
@@ -231,7 +231,7 @@ def test_the_same_picture_twice_in_a_class(root: Path) -> None:
     copied(root / "train/cat/3.jpg", root / "train/cat/again.jpg")
     findings = diagnosis(root)
     assert grave(findings) == []
-    assert noted(findings, "2 pictures are the same, in one part and with one label.")
+    assert noted(findings, "1 pair of duplicates has the same label")
 
 
 def test_drawings_that_look_alike_are_not_the_same() -> None:
@@ -242,22 +242,22 @@ def test_drawings_that_look_alike_are_not_the_same() -> None:
             ImageDraw.Draw(stroke).line((4 * left + slant, 16, 4 * left - slant, 96), fill=255, width=8)
             strokes.append(np.asarray(stroke.resize((28, 28), Image.Resampling.BOX)))
     source = from_arrays(np.stack(strokes), np.arange(16) % 2)
-    assert len(candidates(np.stack([thumbnail(source, index) for index in range(16)]))) > 5  # at a first glance
+    assert len(candidate_pairs(np.stack([thumbnail(source, index) for index in range(16)]))) > 5  # at a first glance
     assert not [f for f in examine(DatasetSplits(source), image_size=(28, 28)) if "the same" in f.message]
 
 
 def thumbnail(source: ArraySource, index: int) -> np.ndarray:
-    look = look_at(source, index)
-    assert isinstance(look, Look)
-    return look.thumbnail
+    summary = summarize_image(source, index)
+    assert isinstance(summary, ImageSummary)
+    return summary.thumbnail
 
 
 def test_blank_pictures(root: Path) -> None:
     for number, colour in enumerate(("white", "black", "white")):
         Image.new("RGB", (96, 80), colour).save(root / f"train/cat/blank{number}.png")
     findings = diagnosis(root)
-    assert len(noted(findings, "3 pictures are of one even colour").details) == 3
-    assert noted(findings, "2 pictures are the same")
+    assert len(noted(findings, "3 images are blank").details) == 3
+    assert noted(findings, "1 pair of duplicates")
     assert not [f for f in findings if "nearly" in f.message]
 
 
@@ -280,19 +280,19 @@ def test_patches(root: Path, size: int, patch: int, severity: str | None, words:
 def test_enlarged_pictures(root: Path) -> None:
     finding = only(diagnosis(root, size=192))
     assert finding.severity == "warning"
-    assert "60 pictures are enlarged more than 2 times to 192 x 192" in finding.message
+    assert "60 images are upscaled more than 2 times to 192 x 192" in finding.message
     for file in (root / "train/cat").iterdir():
         photo(int(file.stem), (30, 40)).save(file)
     findings = diagnosis(root)
     assert grave(findings) == []
-    assert len(noted(findings, "12 pictures are enlarged").details) == 12
-    smallest = noted(findings, "The pictures are 80 x 96").details[0]
+    assert len(noted(findings, "12 images are upscaled").details) == 12
+    smallest = noted(findings, "The images are 80 x 96").details[0]
     assert smallest.startswith("40 x 30: ")
 
 
 def test_long_pictures(root: Path) -> None:
     photo(900, (400, 80)).save(root / "train/cat/long.jpg")
-    assert "long.jpg" in noted(diagnosis(root), "more than 3 times as long as wide").details[0]
+    assert "long.jpg" in noted(diagnosis(root), "an aspect ratio above 3").details[0]
 
 
 def test_unusual_kinds(root: Path) -> None:
@@ -307,7 +307,7 @@ def test_unusual_kinds(root: Path) -> None:
     frames[0].save(folder / "moves.gif", save_all=True, append_images=frames[1:])
     findings = diagnosis(root)
     assert grave(findings) == []
-    expected = {"are grey": 2, "in CMYK": 1, "16 bits": 1, "have transparency": 1, "are animated": 1}
+    expected = {"are grayscale": 2, "in CMYK": 1, "16-bit": 1, "have transparency": 1, "are animated": 1}
     assert {words: len(noted(findings, words).details) for words in expected} == expected
 
 
@@ -316,9 +316,9 @@ def test_sizes_are_upright(tmp_path: Path) -> None:
     exif[0x0112] = 6
     photo(1).save(tmp_path / "turned.jpg", exif=exif)
     photo(1).save(tmp_path / "plain.jpg")
-    assert header(str(tmp_path / "turned.jpg")) == ((96, 80), ())
-    assert header(str(tmp_path / "plain.jpg")) == ((80, 96), ())
-    assert header(str(tmp_path / "missing.jpg")) == (None, ())
+    assert read_header(str(tmp_path / "turned.jpg")) == ((96, 80), ())
+    assert read_header(str(tmp_path / "plain.jpg")) == ((80, 96), ())
+    assert read_header(str(tmp_path / "missing.jpg")) == (None, ())
 
 
 def test_candidates_are_those_of_an_exhaustive_search() -> None:
@@ -331,17 +331,17 @@ def test_candidates_are_those_of_an_exhaustive_search() -> None:
     expected = set()
     for a in range(len(hashes)):
         bits = np.array([int(x).bit_count() for x in hashes[a] ^ hashes])
-        alike = (np.abs(flat - flat[a]).mean(axis=1) <= ALIKE) & (correlation(flat, flat[a]) >= CORRELATED)
+        alike = (np.abs(flat - flat[a]).mean(axis=1) <= MAX_DIFFERENCE) & (correlation(flat, flat[a]) >= MIN_CORRELATION)
         expected |= {(a, int(b)) for b in np.flatnonzero((bits <= 2) & alike) if b > a}
     assert 50 < len(expected) < 300  # some copies are too much changed
-    assert set(map(tuple, candidates(thumbnails).tolist())) == expected
+    assert set(map(tuple, candidate_pairs(thumbnails).tolist())) == expected
 
 
 def test_candidates_in_shards_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     thumbnails = np.stack([np.asarray(photo(seed // 2).resize((9, 8), Image.Resampling.BOX)) for seed in range(100)])
-    whole = candidates(thumbnails)
-    monkeypatch.setattr("patchword.doctor.near_duplicates.SHARD", 7)
-    np.testing.assert_array_equal(candidates(thumbnails), whole)
+    whole = candidate_pairs(thumbnails)
+    monkeypatch.setattr("patchword.doctor.near_duplicates.SHARD_SIZE", 7)
+    np.testing.assert_array_equal(candidate_pairs(thumbnails), whole)
     assert len(whole) == 50
 
 
@@ -353,7 +353,7 @@ def test_pets_as_published_repeat_pictures() -> None:
         sources[part] = FileSource(files, ["japanese_chin"], np.zeros(len(files), np.int64))
     findings = examine(DatasetSplits(sources["train"], test=sources["test"]), image_size=(224, 224))
     finding = only(findings)
-    assert finding.message == "6 pictures are nearly the same in test and in train."
+    assert finding.message == "6 images in test have a near-duplicate in train."
     assert any("japanese_chin_137.jpg" in pair and "japanese_chin_85.jpg" in pair for pair in finding.details)
 
 
@@ -411,7 +411,7 @@ def test_training_and_doctor_report_what_is_odd_about_a_config(
     assert {finding["severity"] for finding in findings} == {"note"}
 
 
-def test_machine_facts_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_info_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = machine_info()
     assert json.loads(json.dumps(facts)) == facts
     assert 1 <= facts["cores"] <= (os.cpu_count() or 1)

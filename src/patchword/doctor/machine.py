@@ -1,25 +1,24 @@
-"""What to know, and to change, about the machine."""
+"""Findings about this machine: processor, memory, threads."""
 
 from ..core.findings import Finding
 from ..core.runtime import machine_info
 
-LITTLE = 2.0  # GiB
+MIN_MEMORY_GIB = 2.0
 
 
 def machine_findings() -> list[Finding]:
-    facts = machine_info()
-    memory = f"{facts['memory_gib']:.1f} GiB of memory" if facts["memory_gib"] else "an unknown amount of memory"
-    what = (
-        f"{facts['processor']}, {facts['cores']} cores, {memory}; torch {facts['torch']}, {facts['threads']} threads."
-    )
-    findings = [Finding("note", what, tuple(facts["accelerators"]) or ("no accelerator",))]
-    flags = ", ".join(facts["flags"]) or "nothing that we know"
-    advice = "These are announcements: a virtual machine may announce what ends a program. Lower precision is tried "
-    findings.append(Finding("note", f"The processor announces {flags}.", (), f"{advice}in a process of its own first."))
-    if facts["threads"] > facts["cores"]:
-        what = f"torch uses {facts['threads']} threads on {facts['cores']} cores, which then wait for each other."
-        findings.append(Finding("warning", what, (), f"Set the environment variable OMP_NUM_THREADS={facts['cores']}."))
-    if facts["memory_gib"] and facts["memory_gib"] < LITTLE:
-        what = f"There are only {facts['memory_gib']:.1f} GiB of memory."
+    """Describe the machine, and warn about too many threads or too little memory."""
+    info = machine_info()
+    memory = f"{info['memory_gib']:.1f} GiB of memory" if info["memory_gib"] else "an unknown amount of memory"
+    what = f"{info['processor']}, {info['cores']} cores, {memory}; torch {info['torch']}, {info['threads']} threads."
+    findings = [Finding("note", what, tuple(info["accelerators"]) or ("no accelerator",))]
+    flags = ", ".join(info["flags"]) or "none of the known instruction sets"
+    advice = "A virtual machine may advertise instructions that crash. So lower precision is first tested "
+    findings.append(Finding("note", f"The processor advertises {flags}.", (), f"{advice}in a subprocess."))
+    if info["threads"] > info["cores"]:
+        what = f"torch uses {info['threads']} threads on {info['cores']} cores, so they wait for each other."
+        findings.append(Finding("warning", what, (), f"Set the environment variable OMP_NUM_THREADS={info['cores']}."))
+    if info["memory_gib"] and info["memory_gib"] < MIN_MEMORY_GIB:
+        what = f"This machine has only {info['memory_gib']:.1f} GiB of memory."
         findings.append(Finding("warning", what, (), "Use a small model and batch_size, and set data.cache_gib to 0."))
     return findings

@@ -120,8 +120,8 @@ def data_size(base: Config) -> Study:
         "ViTs catch up with ResNets as the dataset grows. On the smallest datasets ResNets lead, and larger ViTs are "
         "worse than smaller ones (Figures 3 and 4).",
         "fraction of the training set", tuple(cells), "steps", logarithmic=True,
-        limits="With equal steps, a small training set is seen more often. The final weights are evaluated, where the paper "
-        f"used early stopping. {SAME_LR} The paper's datasets have up to 300 million images.",
+        limits="With equal steps, a small training set is seen more often. The final weights are evaluated, while the "
+        f"paper used early stopping. {SAME_LR} The paper's datasets have up to 300 million images.",
     )  # fmt: skip
 
 
@@ -146,7 +146,8 @@ def positions(base: Config) -> Study:
     """Vary the position embedding (Table 8)."""
     kinds = {"none": "none", "1-D": "learned", "2-D": "learned_2d", "relative": "relative"}
     kinds |= {"sin-cos": "sincos", "rotary": "rotary"}
-    cells = [Cell("ViT", label, base.replace(model=vit(base).replace(pos_embed=kind))) for label, kind in kinds.items()]
+    models = {label: vit(base).replace(pos_embed=kind) for label, kind in kinds.items()}
+    cells = [Cell("ViT", label, base.replace(model=model)) for label, model in models.items()]
     return Study(
         "positions", "Do position embeddings matter, and which?", "The same model with each kind of position embedding.",
         "Without position embeddings 61.4 %, with any kind 64.0 to 64.2 % (5-shot ImageNet, B/16): the kind hardly "
@@ -206,7 +207,8 @@ def attention(base: Config) -> Study:
         Cell("ViT", "local, 5 x 5", base.replace(model=model.replace(attention_pattern="local", window_size=5))),
     ]
     return Study(
-        "attention", "Does every patch need to attend to every other?", "Global attention against axial and local attention.",
+        "attention", "Does every patch need to attend to every other?",
+        "Global attention against axial and local attention.",
         "Axial attention is slightly better than global attention, at more compute (Figure 13).",
         "attention", tuple(cells), "steps",
         limits="Here blocks alternate between rows and columns, which adds no compute, unlike in the paper.",

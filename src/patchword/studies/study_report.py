@@ -11,6 +11,7 @@ import numpy as np
 from ..plots.panel import Panel
 from ..report.figure_files import write_page
 from ..report.pages import study_html
+from .runner import ResultRow
 from .study import Study
 
 if TYPE_CHECKING:
@@ -18,25 +19,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AVERAGED = ("accuracy", "steps", "epochs", "seconds", "tflop")
-Rows = Sequence[dict[str, Any]]
+Rows = Sequence[ResultRow]
+Means = list[dict[str, Any]]  # series, x, spread and AVERAGED of mean cell
 
 
 def write_study(study: Study, rows: Rows, out: Path, machine: str) -> None:
-    """report.html, and the figure as PNG, SVG and arrays."""
-    exhibit = study_exhibit(study, rows)
-    page = study_html(study.title, facts(study, rows, machine), exhibit, study.limits)
-    write_page(out, page, [exhibit], [study.name])
+    """Write report.html, and the figure as PNG, SVG and arrays."""
+    panel = make_study_panel(study, rows)
+    page = study_html(study.title, describe_study(study, rows, machine), panel, study.limits)
+    write_page(out, page, [panel], [study.name])
 
 
-def facts(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
+def describe_study(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
+    """Return names and values for the top of the report."""
     seeds = len({row["seed"] for row in rows})
     noise = f"{seeds} seeds; bars are one standard deviation" if seeds > 1 else "one seed: small gaps may be noise"
     lines = [("Question", study.question), ("Runs", f"{len(rows)}, {noise}")]
     measured = [row for row in rows if row["accuracy"] is not None]
     if measured:
         n, split = measured[0]["n"], measured[0]["split"]
-        unsure = f"sampling error at most ±{1.96 * np.sqrt(0.25 / n):.1%}"
-        lines.append(("Accuracy", f"of the final weights on {n:,} images of the {split} split; {unsure}"))
+        sampling = f"sampling error at most ±{1.96 * np.sqrt(0.25 / n):.1%}"
+        lines.append(("Accuracy", f"of the final weights on {n:,} images of the {split} split; {sampling}"))
         if min(row["epochs"] for row in measured) < 1:
             lines.append(("Short runs", "some runs had less than one epoch: they show only the start of training"))
     equal = "the number of steps" if study.equal == "steps" else "the training time"
@@ -44,57 +47,60 @@ def facts(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
     return [*lines, ("Machine", machine)]
 
 
-def study_exhibit(study: Study, rows: Rows) -> Panel:
-    means = averaged(study, rows)
-    good = [each for each in means if each["accuracy"] is not None]
-    seen = "No run finished."
-    if good:
-        ends = (max(good, key=lambda e: e["accuracy"]), min(good, key=lambda e: e["accuracy"]))
-        said = [f"{e['series']}, {e['x']}, {e['accuracy']:.1%}" for e in ends]
-        seen = f"Best: {said[0]}. Worst: {said[1]}."
+def make_study_panel(study: Study, rows: Rows) -> Panel:
+    """Make the figure, its table and its caption."""
+    means = average_over_seeds(study, rows)
+    finished = [mean for mean in means if mean["accuracy"] is not None]
+    summary = "No run finished."
+    if finished:
+        extremes = (max(finished, key=lambda m: m["accuracy"]), min(finished, key=lambda m: m["accuracy"]))
+        best, worst = (f"{m['series']}, {m['x']}, {m['accuracy']:.1%}" for m in extremes)
+        summary = f"Best: {best}. Worst: {worst}."
     head = ("series", study.axis, "accuracy, %", "std", "steps", "epochs", "minutes", "TFLOP")
     arrays = {"accuracy": np.array([np.nan if row["accuracy"] is None else row["accuracy"] for row in rows])}
     arrays |= {"seed": np.array([row["seed"] for row in rows]), "cell": np.array([row["cell"] for row in rows])}
-    draw = partial(study_figure, study, good)
-    listed = tuple(line(each) for each in means)
-    return Panel(study.name, "Results", seen, f"The paper: {study.paper}", draw, arrays, (head, *listed))
+    draw = partial(study_figure, study, finished)
+    table = (head, *(format_row(mean) for mean in means))
+    return Panel(study.name, "Results", summary, f"The paper: {study.paper}", draw, arrays, table)
 
 
-def line(each: dict[str, Any]) -> tuple[str, ...]:
-    if each["accuracy"] is None:
-        return (each["series"], str(each["x"]), "diverged", "", "", "", "", "")
-    spread = "" if each["spread"] is None else f"{100 * each['spread']:.2f}"
-    numbers = (f"{each['steps']:,.0f}", f"{each['epochs']:.1f}", f"{each['seconds'] / 60:.1f}", f"{each['tflop']:.3g}")
-    return (each["series"], str(each["x"]), f"{100 * each['accuracy']:.2f}", spread, *numbers)
+def format_row(mean: dict[str, Any]) -> tuple[str, ...]:
+    """Format a cell for the table."""
+    if mean["accuracy"] is None:
+        return (mean["series"], str(mean["x"]), "diverged", "", "", "", "", "")
+    spread = "" if mean["spread"] is None else f"{100 * mean['spread']:.2f}"
+    numbers = (f"{mean['steps']:,.0f}", f"{mean['epochs']:.1f}", f"{mean['seconds'] / 60:.1f}", f"{mean['tflop']:.3g}")
+    return (mean["series"], str(mean["x"]), f"{100 * mean['accuracy']:.2f}", spread, *numbers)
 
 
-def averaged(study: Study, rows: Rows) -> list[dict[str, Any]]:
-    """A row for each cell that was run: means over its seeds, and their standard deviation. None: all diverged."""
-    found = []
+def average_over_seeds(study: Study, rows: Rows) -> Means:
+    """Return means and standard deviation over the seeds of mean cell; an accuracy of None if all diverged."""
+    averages: Means = []
     for cell in study.cells:
-        mine = [row for row in rows if row["cell"] == cell.name]
-        good = [row for row in mine if row["accuracy"] is not None]
-        about = {"series": cell.series, "x": cell.x}
-        if good:
-            spread = statistics.stdev(r["accuracy"] for r in good) if len(good) > 1 else None
-            means = {key: statistics.mean(r[key] for r in good) for key in AVERAGED}
-            found.append({**about, "spread": spread, **means})
-        elif mine:
-            found.append({**about, "accuracy": None})
-    return found
+        cell_rows: list[Any] = [row for row in rows if row["cell"] == cell.name]
+        finished = [row for row in cell_rows if row["accuracy"] is not None]
+        position = {"series": cell.series, "x": cell.x}
+        if finished:
+            spread = statistics.stdev(row["accuracy"] for row in finished) if len(finished) > 1 else None
+            means = {key: statistics.mean(row[key] for row in finished) for key in AVERAGED}
+            averages.append({**position, "spread": spread, **means})
+        elif cell_rows:
+            averages.append({**position, "accuracy": None})
+    return averages
 
 
-def study_figure(study: Study, means: list[dict[str, Any]]) -> "Figure":
+def study_figure(study: Study, means: Means) -> "Figure":
+    """Draw accuracy over the x axis: lines for numbers, bars for names."""
     from matplotlib.ticker import MaxNLocator
 
     from ..plots.theme import new_figure, style_axes
 
     figure = new_figure(7.6, 4.6)
     axes = style_axes(figure.subplots(), study.title, study.axis, "accuracy")
-    series: dict[str, list[dict[str, Any]]] = {}
-    for each in means:
-        series.setdefault(each["series"], []).append(each)
-    if study.by_cost or not any(isinstance(each["x"], str) for each in means):
+    series: dict[str, Means] = {}
+    for mean in means:
+        series.setdefault(mean["series"], []).append(mean)
+    if study.by_cost or not any(isinstance(mean["x"], str) for mean in means):
         draw_lines(axes, study, series)
     else:
         draw_bars(axes, series)
@@ -105,29 +111,31 @@ def study_figure(study: Study, means: list[dict[str, Any]]) -> "Figure":
     return figure
 
 
-def draw_lines(axes: "Axes", study: Study, series: dict[str, list[dict[str, Any]]]) -> None:
+def draw_lines(axes: "Axes", study: Study, series: dict[str, Means]) -> None:
+    """Draw a line with error bars for mean series."""
     from ..plots.theme import current_theme
 
-    for colour, (name, mine) in zip(current_theme().series, series.items(), strict=False):
-        places = [each["tflop"] if study.by_cost else each["x"] for each in mine]
-        heights, errors = [each["accuracy"] for each in mine], [each["spread"] or 0.0 for each in mine]
-        axes.errorbar(places, heights, yerr=errors, color=colour, marker="o", linewidth=1.8, capsize=3, label=name)
+    for color, (name, cells) in zip(current_theme().series, series.items(), strict=False):
+        positions = [mean["tflop"] if study.by_cost else mean["x"] for mean in cells]
+        accuracies, errors = [mean["accuracy"] for mean in cells], [mean["spread"] or 0.0 for mean in cells]
+        axes.errorbar(positions, accuracies, yerr=errors, color=color, marker="o", linewidth=1.8, capsize=3, label=name)
     if study.logarithmic:
         axes.set_xscale("log")
     if not study.by_cost:
-        axes.set_xticks(sorted({float(each["x"]) for mine in series.values() for each in mine}))
+        axes.set_xticks(sorted({float(mean["x"]) for cells in series.values() for mean in cells}))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(lambda value, _: "")
 
 
-def draw_bars(axes: "Axes", series: dict[str, list[dict[str, Any]]]) -> None:
+def draw_bars(axes: "Axes", series: dict[str, Means]) -> None:
+    """Draw grouped bars."""
     from ..plots.theme import current_theme
 
-    names = list(dict.fromkeys(each["x"] for mine in series.values() for each in mine))
+    names = list(dict.fromkeys(mean["x"] for cells in series.values() for mean in cells))
     width = 0.8 / max(1, len(series))
-    for number, (colour, (name, mine)) in enumerate(zip(current_theme().series, series.items(), strict=False)):
-        places = [names.index(each["x"]) + (number - (len(series) - 1) / 2) * width for each in mine]
-        errors = [each["spread"] or 0.0 for each in mine]
-        heights = [each["accuracy"] for each in mine]
-        axes.bar(places, heights, width * 0.92, yerr=errors if any(errors) else None, color=colour, label=name)
+    for number, (color, (name, cells)) in enumerate(zip(current_theme().series, series.items(), strict=False)):
+        positions = [names.index(mean["x"]) + (number - (len(series) - 1) / 2) * width for mean in cells]
+        errors = [mean["spread"] or 0.0 for mean in cells]
+        accuracies = [mean["accuracy"] for mean in cells]
+        axes.bar(positions, accuracies, width * 0.92, yerr=errors if any(errors) else None, color=color, label=name)
     axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
