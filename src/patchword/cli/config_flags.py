@@ -1,7 +1,7 @@
 """Flags that are fields of a configuration: --num-heads 3, --mean 0.5 0.5 0.5, --optim.lr 3e-4.
 
-Every command that reads a model takes any field of a model, and `train` any field of a run. They are taken out of the
-command line before tyro sees it, since there are too many of them to be listed by every --help.
+Every command that reads a model accepts any field of a model, and `train` any field of a run. They are removed from the
+command line before tyro parses it, because there are too many of them to list in every --help.
 """
 
 import json
@@ -9,72 +9,111 @@ import typing
 from typing import Any, Literal
 
 from ..config import Config, ViTConfig
+from ..config.format_v1 import MODEL_FIELDS, RUN_FIELDS, SECTION_FIELDS
 from ..config.overrides import config_flags
 from ..errors import ConfigError
 
-ValueKind = Literal["one", "numbers", "words"]  # what a flag takes
+ValueKind = Literal["single", "numbers", "words"]  # what a flag takes
 CHANNEL_STATS = ("mean", "std")
-CONFIG_VALUES: dict[str, Any] = {}  # what the command line in hand says
+CONFIG_VALUES: dict[str, Any] = {}  # fields on the command line of this process, set by `main`
+
+# Flags of earlier versions and their new names.
+RENAMED_FLAGS = {
+    "--against": "--compare-to",
+    "--batch": "--batch-size",
+    "--calibrate": "--calibration-data",
+    "--early-part": "--progressive-resize.fraction",
+    "--early-scale": "--progressive-resize.scale",
+    "--merge": "--tome-ratio",
+    "--merge-drop": "--tome-max-drop",
+    "--most": "--max-images",
+    "--queue": "--queue-size",
+    "--start-share": "--wise-ft-alpha",
+    "--threads": "--num-threads",
+    "--whole": "--include-preprocessing",
+}
+
+
+def renamed_flags() -> dict[str, str]:
+    """Return the flags of earlier versions with their new names, those of config fields included."""
+    fields = {**MODEL_FIELDS, **RUN_FIELDS}
+    for section, names in SECTION_FIELDS.items():
+        fields |= {f"{section}.{old}": f"{section}.{new}" for old, new in names.items()}
+    return {flag_name(old): flag_name(new) for old, new in fields.items()} | RENAMED_FLAGS
+
+
+def flag_name(field: str) -> str:
+    """Return the flag of a config field: "optim.head_lr" is set by --optim.head-lr."""
+    return "--" + field.replace("_", "-")
 
 
 def model_flags() -> dict[str, ValueKind]:
+    """Return the flags of all model fields, and what each takes."""
     hints = {**typing.get_type_hints(ViTConfig), **dict.fromkeys(CHANNEL_STATS, tuple[float, ...])}
-    return {"--" + name.replace("_", "-"): value_kind(hint) for name, hint in hints.items()}
+    return {flag_name(name): value_kind(hint) for name, hint in hints.items()}
 
 
-def run_flags(base: Config) -> dict[str, ValueKind]:
-    """The fields of a run: of its own model's kind."""
+def run_flags(config: Config) -> dict[str, ValueKind]:
+    """Return the flags of all fields of a run with this type of model, and what each takes."""
     flags = {}
-    for flag, path in config_flags(base).items():
-        place: Any = base
+    for flag, path in config_flags(config).items():
+        section: Any = config
         *parents, name = path.split(".")
         for parent in parents:
-            place = getattr(place, parent)
-        flags[flag] = value_kind(typing.get_type_hints(type(place))[name])
+            section = getattr(section, parent)
+        flags[flag] = value_kind(typing.get_type_hints(type(section))[name])
     return flags
 
 
 def value_kind(hint: Any) -> ValueKind:
+    """Return what the flag of a field with this type hint takes."""
     options = [hint, *typing.get_args(hint)]  # int | None, or a tuple in a union
-    lists = [o for o in options if typing.get_origin(o) is tuple]
-    if not lists:
-        return "one"
-    return "numbers" if typing.get_args(lists[0])[0] in (int, float) else "words"
+    tuples = [option for option in options if typing.get_origin(option) is tuple]
+    if not tuples:
+        return "single"
+    return "numbers" if typing.get_args(tuples[0])[0] in (int, float) else "words"
 
 
-def extract_config_flags(typed: list[str], flags: dict[str, ValueKind]) -> tuple[list[str], dict[str, Any]]:
-    """The command line without these flags, and their values by field.
+def extract_config_flags(words: list[str], flags: dict[str, ValueKind]) -> tuple[list[str], dict[str, Any]]:
+    """Split a command line into the words for tyro and the values of config fields.
 
-    A flag of several numbers takes numbers only, so that the name of a picture may follow it.
+    A flag that takes numbers takes nothing else, so the name of an image may follow it.
     """
     rest: list[str] = []
-    taken: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     i = 0
-    while i < len(typed):
-        word, equals, value = typed[i].partition("=")
+    while i < len(words):
+        word, equals, value = words[i].partition("=")
         i += 1
         flag = word.replace("_", "-")
         if flag not in flags:
-            rest.append(typed[i - 1])
+            rest.append(words[i - 1])
             continue
-        values = (value.split("x") if flags[flag] == "numbers" else [value]) if equals else []
-        while not equals and i < len(typed) and accepts_word(flags[flag], typed[i], values):
-            values += typed[i].split("x") if flags[flag] == "numbers" else [typed[i]]
+        kind = flags[flag]
+        texts = split_value(value, kind) if equals else []
+        while not equals and i < len(words) and accepts_word(kind, words[i], texts):
+            texts += split_value(words[i], kind)
             i += 1
-        parsed = parse_field(word, values)
+        parsed = parse_field(word, texts)
         field = flag.removeprefix("--").replace("-", "_")
-        taken[field] = [parsed] if flags[flag] == "words" and not isinstance(parsed, list) else parsed
-    return rest, taken
+        values[field] = [parsed] if kind == "words" and not isinstance(parsed, list) else parsed
+    return rest, values
 
 
-def accepts_word(kind: ValueKind, word: str, values: list[str]) -> bool:
-    """Whether a flag that has these values already takes the next word, too."""
-    if kind == "one":
-        return not values
-    return all(map(is_number, word.split("x"))) if kind == "numbers" else not word.startswith("-")  # 224x320 is two
+def split_value(text: str, kind: ValueKind) -> list[str]:
+    """Split 224x320 into two numbers; other kinds of values stay whole."""
+    return text.split("x") if kind == "numbers" else [text]
+
+
+def accepts_word(kind: ValueKind, word: str, texts: list[str]) -> bool:
+    """Whether a flag that has these values takes the next word, too."""
+    if kind == "single":
+        return not texts
+    return all(map(is_number, split_value(word, kind))) if kind == "numbers" else not word.startswith("-")
 
 
 def is_number(word: str) -> bool:
+    """Whether a word is a number."""
     try:
         float(word)
     except ValueError:
@@ -83,17 +122,18 @@ def is_number(word: str) -> bool:
 
 
 def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, and anything else in a list."""
     return value if isinstance(value, list) else [value]
 
 
-def parse_field(flag: str, values: list[str]) -> Any:
-    """Words as JSON where they are JSON (3, 1e-6, true), else as text; the config checks what they mean."""
-    if not values:
-        raise ConfigError(f"{flag} needs a value (a number, or numbers with spaces between them, if it is a size).")
-    parsed = []
-    for value in values:
+def parse_field(flag: str, texts: list[str]) -> Any:
+    """Parse values as JSON (3, 1e-6, true), or else as strings. The config validates them."""
+    if not texts:
+        raise ConfigError(f"{flag} needs a value: a number, a word, or several numbers separated by spaces for a size.")
+    values = []
+    for text in texts:
         try:
-            parsed.append(json.loads(value.lower() if value in ("True", "False", "None") else value))
+            values.append(json.loads(text.lower() if text in ("True", "False", "None") else text))
         except ValueError:
-            parsed.append(value)
-    return parsed[0] if len(parsed) == 1 else parsed
+            values.append(text)
+    return values[0] if len(values) == 1 else values

@@ -1,12 +1,14 @@
-"""The commands: parse, call, print. Nothing is computed here, and torch is imported only when a command needs it.
+"""The entry point: parses the command line, runs the command, and exits with its code.
+
+Nothing is computed here, and torch is imported only by commands that need it.
 
 Exit codes:
-    0      done; `serve` also ends with 0 when SIGTERM stops it, after it has answered what it had accepted
+    0      done; `serve` also exits with 0 when SIGTERM stops it, after it has responded to all accepted requests
     1      internal error, with a traceback: please report it
     2      wrong request or configuration: a `PatchwordError`, printed as one sentence, or a usage error
     3      done, but some inputs could not be read (each is listed with its reason), or `doctor` found problems
-    128+N  stopped by signal N: 130 Ctrl-C, 143 SIGTERM (a training run saves its state first), 141 the reader of
-           standard output has gone, as in `patchword predict ... | head -1`
+    128+N  stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM (a training run saves its state first), 141 if standard
+           output was closed, as in `patchword predict ... | head -1`
 """
 
 import dataclasses
@@ -18,20 +20,27 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tyro
 
+from ..core.text import print_stderr
 from ..errors import ConfigError, PatchwordError, Stopped
+from .commands.bench_command import bench
+from .commands.card_command import card
+from .commands.convert_command import convert
+from .commands.doctor_command import doctor
 from .commands.evaluate_command import evaluate
-from .commands.export_command import bench, export
-from .commands.inspect_command import inspect as see_through
-from .commands.predict_command import convert, predict
+from .commands.export_command import export
+from .commands.inspect_command import inspect_model
+from .commands.predict_command import predict
 from .commands.probe_command import probe
-from .commands.push_command import card, push
+from .commands.push_command import push
+from .commands.quickstart_command import quickstart
+from .commands.resume_command import resume
 from .commands.serve_command import serve
 from .commands.study_command import study
-from .commands.train_command import base_config, doctor, quickstart, resume, train
-from .config_flags import CONFIG_VALUES, ValueKind, model_flags, run_flags, extract_config_flags
+from .commands.train_command import base_config, train
+from .config_flags import CONFIG_VALUES, ValueKind, extract_config_flags, model_flags, renamed_flags, run_flags
 from .model_args import ModelArgs
-from .output import print_status
 
+DESCRIPTION = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
 COMMANDS: dict[str, Callable[..., int]] = {
     "quickstart": quickstart,
     "train": train,
@@ -43,73 +52,74 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "export": export,
     "card": card,
     "push": push,
-    "inspect": see_through,
+    "inspect": inspect_model,
     "serve": serve,
     "study": study,
     "bench": bench,
     "doctor": doctor,
 }
-SIGPIPE = 13  # not in `signal` on Windows
-MODEL_COMMANDS = (
-    "predict",
-    "evaluate",
-    "probe",
-    "convert",
-    "export",
-    "card",
-    "push",
-    "inspect",
-    "serve",
-    "bench",
-)  # take fields of the model as flags
+SIGPIPE = 13  # `signal` does not have it on Windows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits with its code."""
-    typed = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command and exit with its code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if typed == ["--version"]:
+        if words == ["--version"]:
             from .. import __version__
 
             print(__version__)
             sys.exit(0)
-        fields = config_flags_of(typed)
-        rest, taken = extract_config_flags(typed, fields)
-        check_unknown_flags(rest, fields)
-        CONFIG_VALUES.clear()
-        CONFIG_VALUES.update(taken)
-        description = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
-        code = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="patchword", description=description, args=rest)
-        print(end="", flush=True)  # here, where a reader that has gone is noticed, not at exit
+        code = run_command(words)
+        print(end="", flush=True)  # a closed pipe raises here, not at exit
     except PatchwordError as error:
-        print_status(f"patchword: {error}")
+        print_stderr(f"patchword: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
-        print_status("patchword: stopped")
+        print_stderr("patchword: stopped")
         sys.exit(130)
     except Stopped as stopped:
-        print_status(f"patchword: {stopped}")
+        print_stderr(f"patchword: {stopped}")
         sys.exit(128 + stopped.signal)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit would fail again
         sys.exit(128 + SIGPIPE)
     sys.exit(code)
 
 
-def config_flags_of(typed: list[str]) -> dict[str, ValueKind]:
-    """The flags of this command that are fields of a configuration."""
-    if typed[:1] == ["train"]:
-        recipes = [word for word in typed[1:2] if not word.startswith("-")]
+def run_command(words: list[str]) -> int:
+    """Parse a command line and run its command."""
+    flags = config_flags_of(words)
+    rest, values = extract_config_flags(words, flags)
+    check_unknown_flags(rest, flags)
+    CONFIG_VALUES.clear()
+    CONFIG_VALUES.update(values)
+    code: int = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="patchword", description=DESCRIPTION, args=rest)
+    return code
+
+
+def config_flags_of(words: list[str]) -> dict[str, ValueKind]:
+    """Return the flags of the command that are config fields."""
+    if words[:1] == ["train"]:
+        recipes = [word for word in words[1:2] if not word.startswith("-")]
         return run_flags(base_config(recipes[0] if recipes else "finetune"))
-    return model_flags() if typed[:1] and typed[0] in MODEL_COMMANDS else {}
+    command = COMMANDS.get(words[0]) if words else None
+    takes_model = command is not None and "model_args" in inspect.signature(command).parameters
+    return model_flags() if takes_model else {}
 
 
-def check_unknown_flags(rest: list[str], fields: Iterable[str]) -> None:
-    """Refuses a flag that no command and no configuration has, with the nearest that there is."""
-    parameters = {p for command in COMMANDS.values() for p in inspect.signature(command).parameters}
-    own = {"--" + n.replace("_", "-") for n in parameters | {f.name for f in dataclasses.fields(ModelArgs)}}
-    for word in (w.partition("=")[0] for w in rest if w.startswith("--")):
-        if word.replace("_", "-") not in own | {"--help", "--version"}:
-            near = difflib.get_close_matches(word, sorted(own | set(fields)), n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"There is no option {word}.{hint} Each command lists its own with --help.")
+def check_unknown_flags(words: list[str], config_flags: Iterable[str]) -> None:
+    """Reject a flag that no command and no config has, and suggest its new name or the closest one."""
+    parameters = {name for command in COMMANDS.values() for name in inspect.signature(command).parameters}
+    parameters |= {field.name for field in dataclasses.fields(ModelArgs)}
+    known = {"--help", "--version", *("--" + name.replace("_", "-") for name in parameters)}
+    renamed = renamed_flags()
+    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
+        flag = word.replace("_", "-")
+        if flag in known:
+            continue
+        matches = difflib.get_close_matches(flag, sorted(known | set(config_flags)), n=1)
+        suggestions = [renamed[flag]] if flag in renamed else matches
+        hint = f" Did you mean {suggestions[0]}?" if suggestions else ""
+        message = f"There is no option {word}.{hint} --help after a command lists its options."
+        raise ConfigError(message, code="unknown_option")

@@ -1,63 +1,119 @@
-"""`patchword doctor`: what is found about data, a run that stopped, or this machine, on the screen or as JSON."""
+"""`patchword doctor`: check this machine, a dataset, or a run that stopped."""
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
+from tyro.conf import Positional
 
-from ...config import DataConfig
-from ...data.resolve import open_data
-from ...doctor import Finding, examine, examine_run, findings_table, machine_findings
-from ...engines.capabilities import probe_capabilities
-from ...engines.engine import ENGINES
-from ...engines.engine_trials import run_trials
-from ...training.precision import MIN_BF16_SPEEDUP
-from ...training.run_dir import CONFIG_FILE
-from ..output import progress
+from ...errors import ConfigError
+from ..model_args import JsonFlag, arg
+from ..output import print_json, progress
+
+if TYPE_CHECKING:
+    from ...core.findings import Finding
+
+EXIT_PROBLEMS = 3
 
 
-def consult(what: str | None, image_size: tuple[int, int], patch_size: tuple[int, int], as_json: bool) -> int:
-    """Prints what was found; 3 if there are errors or warnings, else 0."""
-    if what is None:
-        with progress("trying engines", len(ENGINES)) as step:
-            findings = [*machine_findings(), precision(), *engines(step)]
-    elif (Path(what) / CONFIG_FILE).is_file():
-        findings = examine_run(Path(what))
-    else:
-        parts = open_data(DataConfig(source=what), seed=0)
-        with progress("examining", sum(map(len, parts.as_dict().values()))) as step:
-            findings = examine(parts, image_size=image_size, patch_size=patch_size, on_progress=step)
-    if as_json:
-        print(json.dumps([finding.to_json() for finding in findings], indent=2))
+def doctor(
+    what: Annotated[Positional[str | None], arg("[DATA|RUN]")] = None,
+    image_size: int = 224,
+    patch_size: int = 16,
+    json: JsonFlag = False,
+) -> int:
+    """Report what this machine can do, and what is wrong with a dataset or a run that stopped.
+
+    Example: patchword doctor photos/ --image-size 224 --patch-size 16
+
+    Args:
+        what: a dataset, as for train, or a run directory; by default, this machine
+        image_size: image size of the model you plan to train
+        patch_size: patch size of that model
+    """
+    if min(image_size, patch_size) < 1:
+        raise ConfigError("--image-size and --patch-size must be at least 1.")
+    findings = diagnose(what, (image_size, image_size), (patch_size, patch_size))
+    if json:
+        print_json([finding.to_json() for finding in findings])
     elif findings:
+        from rich.console import Console
+
+        from ...core.findings import findings_table
+
         Console().print(findings_table(findings))
     else:
-        print("Nothing is wrong.")
-    return 3 if any(finding.severity != "note" for finding in findings) else 0
+        print("No problems found.")
+    return EXIT_PROBLEMS if any(finding.severity != "note" for finding in findings) else 0
 
 
-def precision() -> Finding:
-    """A verdict of a child process, not what the processor announces."""
-    seen = probe_capabilities()
-    if not seen.bf16_works:
-        return Finding("note", "bf16 does not work here: a trial did not survive", (), "patchword computes in fp32.")
-    used = "is used" if seen.bf16_speedup > MIN_BF16_SPEEDUP else "is not used"
-    return Finding("note", f"a bf16 product runs at {seen.bf16_speedup:.2g} times the speed of fp32", (), f"It {used}.")
+def diagnose(what: str | None, image_size: tuple[int, int], patch_size: tuple[int, int]) -> "list[Finding]":
+    """Return the findings on this machine (None), a run directory or a dataset."""
+    from ...config import DataConfig
+    from ...data.resolve import open_data
+    from ...doctor import examine, machine_findings
+    from ...engines.engine import ENGINES
+    from ...training.run_dir import CONFIG_FILE
+
+    if what is None:
+        with progress("testing engines", len(ENGINES)) as step:
+            return [*machine_findings(), precision_finding(), *engine_findings(step)]
+    if (Path(what) / CONFIG_FILE).is_file():
+        return run_findings(Path(what))
+    splits = open_data(DataConfig(source=what), seed=0)
+    with progress("examining", sum(map(len, splits.as_dict().values()))) as step:
+        return examine(splits, image_size=image_size, patch_size=patch_size, on_progress=step)
 
 
-def engines(on_progress: Callable[[], object]) -> list[Finding]:
-    """What trials in processes of their own said of each engine, the fastest first."""
-    verdicts = run_trials(on_progress=on_progress)
-    base = verdicts["torch"]
-    working = sorted((each for each in verdicts.values() if each.works), key=lambda each: -each.throughput_batch_16)
+def precision_finding() -> "Finding":
+    """Report whether bf16 works and is used, as measured in a subprocess."""
+    from ...core.findings import Finding
+    from ...engines.capabilities import probe_capabilities
+    from ...training.precision import MIN_BF16_SPEEDUP
+
+    capabilities = probe_capabilities()
+    if not capabilities.bf16_works:
+        return Finding("note", "bf16 does not work on this CPU: the test crashed", (), "patchword computes in fp32.")
+    speedup = capabilities.bf16_speedup
+    advice = "It is used." if speedup > MIN_BF16_SPEEDUP else "It is not used."
+    return Finding("note", f"a bf16 matmul runs at {speedup:.2g} times the speed of fp32", (), advice)
+
+
+def engine_findings(on_progress: Callable[[], object]) -> "list[Finding]":
+    """Report which engines work, the fastest first, as tested in subprocesses."""
+    from ...core.findings import Finding
+    from ...engines.engine import ENGINES
+    from ...engines.engine_trials import run_trials
+
+    results = run_trials(on_progress=on_progress)
+    torch_result = results["torch"]
     findings = []
-    for each in working:
-        speed = f"{each.throughput_batch_1:.0f} pictures a second one at a time, {each.throughput_batch_16:.0f} in batches"
-        gain = f" ({each.throughput_batch_16 / base.throughput_batch_16:.2g} times torch)" if base.works and each is not base else ""
-        findings.append(Finding("note", f"engine {each.name} works: {speed}{gain}", (ENGINES[each.name].description,)))
-    for each in verdicts.values():
-        if not each.works:
-            findings.append(Finding("note", f"engine {each.name} is not used: {each.reason}", (ENGINES[each.name].description,)))
-    advice = "--engine auto measures with your model. int8 changes answers a little: patchword bench shows how much."
-    return [*findings, Finding("note", "engines were tried with a ViT of 3 blocks, 384 wide", (), advice)]
+    for result in sorted(results.values(), key=lambda result: (not result.works, -result.throughput_batch_16)):
+        summary = f"engine {result.name} is not used: {result.reason}"
+        if result.works:
+            speeds = f"{result.throughput_batch_1:.0f} images/s at batch size 1, {result.throughput_batch_16:.0f} at 16"
+            summary = f"engine {result.name} works: {speeds}"
+            if torch_result.works and result is not torch_result:
+                summary += f" ({result.throughput_batch_16 / torch_result.throughput_batch_16:.2g} times torch)"
+        findings.append(Finding("note", summary, (ENGINES[result.name].description,)))
+    advice = "--engine auto measures your model. int8 changes predictions slightly: patchword bench shows how much."
+    return [*findings, Finding("note", "engines were tested with a ViT of 3 blocks of width 384", (), advice)]
+
+
+def run_findings(run: Path) -> "list[Finding]":
+    """Report problems of a run's config, and replay every step that produced NaN or Inf."""
+    from ...core.findings import Finding
+    from ...doctor import examine_config
+    from ...training.nan_guard import replay
+    from ...training.run_dir import read_config
+
+    findings = [replace(finding, severity="note") for finding in examine_config(read_config(run))]
+    for folder in sorted((run / "faults").glob("step-*")):
+        fault, location = replay(folder)
+        where = f"{fault.location.stage}, {fault.location.layer}" if fault.location else "location unknown"
+        again = "the replay agrees" if location == fault.location else f"the replay found {location}"
+        summary = f"step {fault.step + 1} produced NaN or Inf ({where}); {again}"
+        advice = "Look at these images; lower optim.lr, set optim.clip_grad_norm, or use fp32."
+        findings.append(Finding("error", summary, tuple(fault.samples[:10]), advice))
+    return findings

@@ -1,41 +1,40 @@
-"""The commands that take a model elsewhere and fast: export, bench."""
+"""`patchword export`: write a model as a file that runs without patchword."""
 
-import json as json_format
+import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from ...errors import ConfigError
-from ..model_args import MODEL_ARG, NO_OVERRIDES, Flag, ModelReference, ModelArgs, model_title, arg
-from ..output import progress, print_status
-from .evaluate_command import check_labels
+from ...core.text import print_stderr
+from ...errors import ConfigError, DataError
+from ..labeled_data import load_labeled_images
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg
+from ..output import progress, report_unreadable, require_new_files
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ...checkpoints import Checkpoint
     from ...config import ModelConfig
-    from ...engines.bench import EngineBench
-    from ...evaluation.evaluate import LabeledImage
+    from ...engines.export import ExportOptions
     from ...evaluation.export_check import ExportCheck
     from ...inference.classifier import Classifier
+    from ...inference.image_batch import ImageBatch
+    from ...inference.inputs import InputImage
 
-FEW = 500  # pictures, on which half a point is less than three of them
-LOSS = 0.5  # points of accuracy that a file may lose if nothing else is said
+MIN_VERIFY_IMAGES = 500  # on fewer, half a point of accuracy is less than three images
+DEFAULT_MAX_DROP = 0.5  # points of accuracy
 
 
 def export(
     model: ModelReference,
     out: Annotated[Positional[Path], arg("OUT")],
-    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
-    whole: Flag = False,
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    include_preprocessing: Flag = False,
     int8: Flag = False,
-    merge: float = 0.0,
-    merge_drop: float | None = None,
+    tome_ratio: float = 0.0,
+    tome_max_drop: float | None = None,
     verify: Annotated[str | None, arg("DATA")] = None,
-    calibrate: Annotated[str | None, arg("DATA")] = None,
+    calibration_data: Annotated[str | None, arg("DATA")] = None,
     max_drop: float | None = None,
     overwrite: Flag = False,
 ) -> int:
@@ -43,242 +42,154 @@ def export(
 
     Example: patchword export runs/pets pets.onnx --int8 --verify pets/
 
-    The file is opened again and compared with the model on real pictures before it gets its name; the comparison is
-    written beside it as OUT.proof.json.
+    The file is opened again and compared with the model on real images before it is given its name. The comparison is
+    written beside it as OUT.check.json.
 
     Args:
-        out: the ending says the format
-        whole: resizing, cropping and probabilities in the graph: pictures of any size in
-        int8: eight bits in the large matrix products; needs --verify
-        merge: part of the patches to merge in each block behind the first quarter, e.g. 0.15; needs --verify
-        merge_drop: merge as many as cost at most so many points, chosen on every second picture of --verify, as above
-        verify: labelled pictures, as for evaluate, on which accuracy is measured before and after
-        calibrate: pictures whose values set the ranges of int8; some photographs by default
-        max_drop: points of accuracy that may be lost, else nothing is written; 0.5, and --merge-drop on top, by default
-        overwrite: replace the file if it is there
+        out: the extension selects the format
+        include_preprocessing: resize, crop and return probabilities in the graph, for images of any size
+        int8: quantize the matmuls to int8; needs --verify
+        tome_ratio: fraction of the patches to merge (ToMe) in each block after the first quarter; needs --verify
+        tome_max_drop: find the largest ratio that loses at most this many points, on half of the --verify images
+        verify: labeled images, as for evaluate, to measure the accuracy before and after
+        calibration_data: images that set the quantization ranges of --int8; by default, crops of photographs
+        max_drop: points of accuracy that may be lost, or nothing is written; default 0.5 plus --tome-max-drop
+        overwrite: replace an existing file
     """
-    if verify is None and (int8 or merge or merge_drop is not None):
-        raise ConfigError("--int8, --merge and --merge-drop change answers: give --verify DATA, so the loss is known.")
-    if calibrate is not None and not int8:
-        raise ConfigError("--calibrate goes with --int8: nothing else needs to be calibrated.")
-    max_drop = max_drop if max_drop is not None else LOSS + (merge_drop or 0.0)
-    check_numbers(merge, merge_drop, max_drop)
-    from ...core.io import atomic_output, replace_json
-    from ...engines.export import ExportOptions, check_format, write_export
-    from ...evaluation.evaluate import labeled_images
-    from ...evaluation.export_check import check_export
-    from ...inference.classifier import Classifier
+    max_drop = DEFAULT_MAX_DROP + (tome_max_drop or 0.0) if max_drop is None else max_drop
+    if verify is None and (int8 or tome_ratio or tome_max_drop is not None):
+        raise ConfigError("--int8, --tome-ratio and --tome-max-drop change predictions: add --verify DATA.")
+    if calibration_data is not None and not int8:
+        raise ConfigError("--calibration-data needs --int8: nothing else is calibrated.")
+    check_ranges(tome_ratio, tome_max_drop, max_drop)
+    from ...engines.export import ExportOptions, check_format
 
     out = out.expanduser().resolve()
-    check_format(out, ExportOptions(int8, whole))
-    weights = out.with_suffix(".bin")
-    check_room([out, weights] if out.suffix == ".xml" else [out], overwrite)
-    classifier = Classifier(reading.read(model))
-    checkpoint = classifier.checkpoint
-    pictures = labeled_images(verify, checkpoint.multi_label) if verify else []
-    check_labels(classifier, model, pictures)
-    if verify and len(pictures) < FEW:
-        print_status(f"note: {len(pictures)} pictures cannot show a loss of {max_drop:g} points; give a thousand or more.")
-    if merge_drop is not None:
-        merge, num_images = merged_within(classifier, pictures, merge_drop)
-    wanted = ExportOptions(int8, whole, merged_by(checkpoint.config, merge))
-    print_status(f"making {out.name}")
-    with atomic_output(out, overwrite=overwrite) as made:
-        engine = write_export(checkpoint, made, wanted, calibration(classifier, calibrate))
-        with progress("comparing", 2 * len(pictures)) as step:
-            proof = check_export(classifier, engine, wanted, pictures, max_drop / 100, step)
-        said = {"file": out.name, **stated(made), "model": model, "verify": verify, "max_drop": max_drop}
-        said |= {**vars(wanted), **proof.to_json()}
-        replace_json(out.with_name(f"{out.name}.proof.json"), said)
-        put_weights(made, weights)
-    print_proof(out, said["bytes"], proof)
-    return 0
+    options = ExportOptions(int8, include_preprocessing)
+    check_format(out, options)
+    require_new_files(out, out.with_suffix(".bin") if out.suffix == ".xml" else None, overwrite=overwrite)
+    classifier = model_args.load_classifier(model)
+    images = load_verify_images(verify, model, classifier, max_drop)
+    if tome_max_drop is not None:
+        tome_ratio, images = choose_ratio(classifier, images, tome_max_drop)
+    options = dataclasses.replace(options, merge_counts=merge_counts_of(classifier.checkpoint.config, tome_ratio))
+    calibration = load_calibration_images(classifier, calibration_data)
+    request = {"model": model, "verify": verify, "max_drop": max_drop}
+    write_checked_export(classifier, out, options, calibration, images, request, overwrite)
+    if calibration is None:
+        return 0
+    return report_unreadable(calibration.unreadable, len(calibration.names) + len(calibration.unreadable))
 
 
-def check_room(paths: list[Path], overwrite: bool) -> None:
-    for path in paths:
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path} exists already. Choose another name, or add --overwrite.")
+def check_ranges(tome_ratio: float, tome_max_drop: float | None, max_drop: float) -> None:
+    """Check the numbers of the command line."""
+    if not 0 <= tome_ratio <= 0.5:
+        raise ConfigError(f"--tome-ratio must be a fraction from 0 to 0.5, not {tome_ratio:g}.")
+    for flag, points in (("max-drop", max_drop), ("tome-max-drop", tome_max_drop or 0.0)):
+        if not 0 <= points <= 100:
+            raise ConfigError(f"--{flag} must be a number of points from 0 to 100, not {points:g}.")
+    if tome_ratio and tome_max_drop is not None:
+        raise ConfigError("--tome-ratio and --tome-max-drop exclude each other: choose one.")
 
 
-def check_numbers(merge: float, merge_drop: float | None, max_drop: float) -> None:
-    if not 0 <= merge <= 0.5:
-        raise ConfigError(f"--merge is a part of the patches, from 0 to 0.5, not {merge:g}.")
-    if not 0 <= max_drop <= 100 or not 0 <= (merge_drop or 0.0) <= 100:
-        raise ConfigError("--max-drop and --merge-drop must be a number of points from 0 to 100.")
-    if merge and merge_drop is not None:
-        raise ConfigError("Give --merge or --merge-drop, not both.")
+def load_verify_images(data: str | None, model: str, classifier: "Classifier", max_drop: float) -> "list[InputImage]":
+    """Find the labeled images of --verify; too few of them are reported."""
+    images = load_labeled_images(data, {model: classifier})
+    if data and len(images) < MIN_VERIFY_IMAGES:
+        print_stderr(f"note: {len(images)} images cannot show a loss of {max_drop:g} points; use at least a thousand.")
+    return images
 
 
-def stated(made: Path) -> dict[str, Any]:
-    """What ties a proof to its file."""
+def choose_ratio(
+    classifier: "Classifier", images: "list[InputImage]", max_drop: float
+) -> "tuple[float, list[InputImage]]":
+    """Choose the ToMe ratio on every other image; return it with the remaining images, which verify the export."""
+    from ...evaluation.tome_search import MAX_PASSES, choose_tome_ratio
+
+    search_images, rest = images[::2], images[1::2]
+    if not rest:
+        raise ConfigError("--tome-max-drop needs at least two images in --verify: half search, half verify.")
+    with progress("searching", MAX_PASSES * len(search_images)) as step:
+        ratio = choose_tome_ratio(classifier, search_images, max_drop / 100, step)
+    print_stderr(f"merging {ratio:.0%} of the patches per block (chosen on {len(search_images)} images)")
+    return ratio, rest
+
+
+def merge_counts_of(config: "ModelConfig", ratio: float) -> tuple[int, ...]:
+    """Return how many patches each block merges at this ToMe ratio."""
+    from ...models.token_merging import merge_schedule
+
+    merge_counts = merge_schedule(config, ratio) if ratio else ()
+    if ratio and not any(merge_counts):
+        raise ConfigError(f"--tome-ratio {ratio:g} merges less than one patch of this model in every block.")
+    return merge_counts
+
+
+def load_calibration_images(classifier: "Classifier", data: str | None) -> "ImageBatch | None":
+    """Load evenly spaced images of a dataset; None if no data are given."""
+    if data is None:
+        return None
+    from ...engines.engine import NUM_CALIBRATION_IMAGES
+    from ...inference.image_batch import load_image_batch
+    from ...inference.inputs import resolve_images, sample_evenly
+
+    batch = load_image_batch(classifier, sample_evenly(resolve_images([data]), NUM_CALIBRATION_IMAGES))
+    if not batch.names:
+        raise DataError(f"--calibration-data: none of the images in {data} can be read.")
+    return batch
+
+
+def write_checked_export(
+    classifier: "Classifier", out: Path, options: "ExportOptions", calibration: "ImageBatch | None", images: "list[InputImage]",
+    request: dict[str, Any], overwrite: bool,
+) -> None:  # fmt: skip
+    """Write the export, check it, and give it its name together with the results of the check."""
+    from ...core.io import atomic_output, replace_json
+    from ...engines.export import write_export
+    from ...evaluation.export_check import check_export
+
+    print_stderr(f"exporting {out.name}")
+    with atomic_output(out, overwrite=overwrite) as temporary:
+        pixels = None if calibration is None else calibration.pixels
+        engine = write_export(classifier.checkpoint, temporary, options, pixels)
+        with progress("comparing", 2 * len(images)) as step:
+            check = check_export(classifier, engine, options, images, request["max_drop"] / 100, step)
+        document = {"file": out.name, **file_facts(temporary), **request, **vars(options), **check.to_json()}
+        replace_json(out.with_name(f"{out.name}.check.json"), document)
+        move_openvino_weights(temporary, out)
+    print_check(out, document["bytes"], check)
+
+
+def file_facts(path: Path) -> dict[str, Any]:
+    """Return what identifies an exported file: digests, size, version and date."""
     from ... import __version__
     from ...core.io import sha256
 
-    files = [made, made.with_suffix(".bin")] if made.suffix == ".xml" else [made]
+    files = [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
     digests = [sha256(file) for file in files]
-    weights = {"sha256_of_weights": digests[1]} if len(digests) > 1 else {}  # OpenVINO keeps them all in the .bin
+    weights = {"sha256_of_weights": digests[1]} if len(digests) > 1 else {}
     size = sum(file.stat().st_size for file in files)
     return {"sha256": digests[0], **weights, "bytes": size, "patchword": __version__, "date": time.strftime("%Y-%m-%d")}
 
 
-def merged_within(
-    classifier: "Classifier", pictures: "list[LabeledImage]", points: float
-) -> "tuple[float, list[LabeledImage]]":
-    """The part that is merged, chosen on every second picture, and the other pictures, for the proof."""
-    from ...evaluation.tome_search import STEPS, choose_tome_ratio
-
-    pictures, rest = pictures[::2], pictures[1::2]
-    if not rest:
-        raise ConfigError("--merge-drop chooses on every second picture of --verify, proves on the others: give more.")
-    with progress("choosing", STEPS * len(pictures)) as step:
-        part = choose_tome_ratio(classifier, pictures, points / 100, step)
-    print_status(f"merging {part:.0%} of the patches in each block behind the first quarter, by {len(pictures)} pictures")
-    return part, rest
-
-
-def merged_by(config: "ModelConfig", part: float) -> tuple[int, ...]:
-    from ...models.token_merging import merge_schedule
-
-    merged = merge_schedule(config, part) if part else ()
-    if part and not any(merged):
-        raise ConfigError(f"--merge {part:g} is less than one patch of this model's in any block.")
-    return merged
-
-
-def put_weights(made: Path, weights: Path) -> None:
-    """OpenVINO keeps weights in a file of their own, which must be there before the one that names it."""
+def move_openvino_weights(temporary: Path, out: Path) -> None:
+    """Move the .bin file of an OpenVINO model into place, which must happen before its .xml file is."""
     from ...core.io import move_into_place
 
-    if made.suffix == ".xml":
-        weights.with_suffix(".xml").unlink(missing_ok=True)  # an old one would name weights that are not its own
-        move_into_place(made.with_suffix(".bin"), weights)
+    if out.suffix == ".xml":
+        out.unlink(missing_ok=True)  # an older .xml must not be paired with the new weights
+        move_into_place(temporary.with_suffix(".bin"), out.with_suffix(".bin"))
 
 
-def calibration(classifier: "Classifier", data: str | None) -> "Tensor | None":
-    """Some pictures of a folder as the model sees them; None: photographs that come with a library."""
-    if data is None:
-        return None
-    import torch
-
-    from ...engines.engine import NUM_CALIBRATION_IMAGES
-    from ...errors import DataError, ImageError
-    from ...inference.predict import find_files
-
-    files = find_files([data])
-    step = -(-len(files) // NUM_CALIBRATION_IMAGES)  # from all classes, which stand in order
-    read = classifier.each(files[::step] if step else [], lambda pixels: pixels)
-    good = [row for row in read if not isinstance(row, ImageError)]
-    if not good:
-        raise DataError(f"None of the pictures in {data} can be read, so int8 cannot be calibrated with them.")
-    return torch.stack(good)
-
-
-def print_proof(out: Path, size: int, proof: "ExportCheck") -> None:
-    found = proof.parity
+def print_check(out: Path, size: int, check: "ExportCheck") -> None:
+    """Print size, parity, accuracy and speed of an exported file."""
+    parity = check.parity
     print(f"file       {out}, {size / 2**20:.1f} MiB")
-    same = f"{found.top1_agreement:.1%} of {found.num_images} pictures that were compared one by one get the same class"
-    print(f"agreement  {same}, divergence {found.kl_divergence:.2g}")
-    if proof.accuracy is not None:
-        each = proof.accuracy
-        chance = f" (p = {each['p_value']:.2g})" if "p_value" in each else ""
-        print(f"accuracy   {each['before']:.2%} before, {each['after']:.2%} after, of {each['n']} pictures{chance}")
-    print(f"speed      {proof.speed_before:.1f} pictures per second in PyTorch, {proof.speed_after:.1f} from the file")
-
-
-def bench(
-    model: Annotated[Positional[str], MODEL_ARG] = "patchword:cifar10",
-    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
-    engines: Annotated[tuple[str, ...], arg("NAME...")] = (),
-    seconds: float = 5.0,
-    verify: Annotated[str | None, arg("DATA")] = None,
-    json: Flag = False,
-    out: Annotated[Path | None, arg("DIR")] = None,
-    overwrite: Flag = False,
-) -> int:
-    """Measure this machine's engines side by side: latency, throughput, memory, and whether answers stay the same.
-
-    Example: patchword bench hf:google/vit-base-patch16-224
-
-    Args:
-        engines: those to measure; all that work here by default
-        seconds: for each engine at each batch size; use the machine for nothing else meanwhile
-        verify: labelled pictures, as for evaluate: also measure each engine's accuracy
-        json: one JSON document on standard output, nothing else
-        out: folder for a page with the table and a figure, accuracy against speed
-        overwrite: replace the page if it is there
-    """
-    if seconds <= 0:
-        raise ConfigError(f"--seconds must be above 0, not {seconds:g}.")
-    from ...engines.bench import BATCH_SIZES
-    from ...engines.bench import bench_engines as measure
-    from ...engines.engine import ENGINES
-    from ...engines.engine_trials import run_trials
-    from ...engines.parity import held_out_images
-    from ...evaluation.evaluate import labeled_images
-    from ...inference.classifier import Classifier
-    from ...report.figure_files import require_empty_dir
-
-    if unknown := sorted(set(engines) - set(ENGINES)):
-        raise ConfigError(f"There is no engine {unknown[0]!r}; there are {', '.join(ENGINES)}.")
-    if out:
-        require_empty_dir(out, overwrite)
-    classifier = Classifier(reading.read(model))
-    checkpoint = classifier.checkpoint
-    assert checkpoint.preprocess is not None
-    pictures = labeled_images(verify, checkpoint.multi_label) if verify else []
-    check_labels(classifier, model, pictures)
-    asked = engines or tuple(ENGINES)
-    with progress("trying", len(asked)) as step:
-        verdicts = run_trials(asked, step)
-    names = [name for name, verdict in verdicts.items() if verdict.works]
-    for verdict in verdicts.values():
-        if not verdict.works:
-            print_status(f"{verdict.name} does not work here: {verdict.reason}")
-    if not names:
-        raise ConfigError("None of these engines works here.")
-    with progress("measuring", len(names) + len(BATCH_SIZES)) as step:
-        rows = measure(checkpoint, names, held_out_images(checkpoint.preprocess), seconds, on_progress=step)
-    if all(row.error for row in rows):
-        raise ConfigError(f"None of these engines can run this model. {rows[0].name}: {rows[0].error}")
-    accuracy = accuracies(checkpoint, [row.name for row in rows if not row.error], pictures) if pictures else {}
-    show_bench(rows, accuracy, json)
-    if out:
-        write_bench_page(out, model, rows, accuracy)
-    return 0
-
-
-def accuracies(checkpoint: "Checkpoint", names: list[str], pictures: "list[LabeledImage]") -> dict[str, float]:
-    from ...evaluation.evaluate import evaluate
-    from ...inference.classifier import Classifier
-
-    found = {}
-    for name in names:
-        with progress(name, len(pictures)) as step:
-            result = evaluate(Classifier(checkpoint, name), pictures, on_progress=step)
-        found[name] = float(result.figures["map" if checkpoint.multi_label else "top1"])
-    return found
-
-
-def show_bench(rows: "list[EngineBench]", accuracy: dict[str, float], json: bool) -> None:
-    from ...report.bench_results import bench_table
-
-    if json:
-        said = [row.to_json() | ({"accuracy": accuracy[row.name]} if row.name in accuracy else {}) for row in rows]
-        print(json_format.dumps(said, indent=2))
-        return
-    lines = bench_table(rows, accuracy)
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        print("  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip())
-
-
-def write_bench_page(out: Path, model: str, rows: "list[EngineBench]", accuracy: dict[str, float]) -> None:
-    from ...core.runtime import machine_summary
-    from ...report.figure_files import REPORT_FILE
-    from ...report.pages import write_bench
-
-    facts = [("Model", model_title(model)), ("Machine", machine_summary())]
-    write_bench(out, model_title(model), facts, rows, accuracy)
-    print_status(f"wrote {out / REPORT_FILE}")
+    agreement = f"same top-1 class on {parity.top1_agreement:.1%} of {parity.num_images} images"
+    print(f"parity     {agreement}, KL divergence {parity.kl_divergence:.2g}")
+    if check.accuracy is not None:
+        accuracy = check.accuracy
+        p_value = f" (p = {accuracy['p_value']:.2g})" if "p_value" in accuracy else ""
+        change = f"{accuracy['before']:.2%} before, {accuracy['after']:.2%} after"
+        print(f"accuracy   {change}, on {accuracy['n']} images{p_value}")
+    print(f"speed      {check.speed_before:.1f} images per second in PyTorch, {check.speed_after:.1f} from the file")

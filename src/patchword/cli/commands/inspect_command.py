@@ -1,100 +1,102 @@
-"""The command that sees through a model: inspect."""
+"""`patchword inspect`: what a model learned and what it attends to."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from ...core.text import print_stderr
 from ...errors import ConfigError, DataError, PatchwordError
 from ..config_flags import CHANNEL_STATS, CONFIG_VALUES
-from ..model_args import NO_OVERRIDES, Flag, ModelReference, ModelArgs, model_title, arg
-from ..output import progress, report_unreadable, print_status
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg, model_title
+from ..output import progress, report_unreadable
 
 if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
     from ...report.inspection_panels import Subject
     from ...report.inspection_report import Inspection
 
-NAMED = 6  # pictures whose names stand on the page
+MAX_NAMES = 6  # image names in the report
 
 
-def inspect(
+def inspect_model(
     model: ModelReference,
     images: Annotated[Positional[tuple[str, ...]], arg("IMAGE...")] = (),
     *,
     out: Annotated[Path, arg("DIR")],
-    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     label: str | None = None,
-    most: int = 64,
+    max_images: int = 64,
     overwrite: Flag = False,
 ) -> int:
-    """Draw what a model learnt and what it looks at: the paper's figures, and explanations with their checks.
+    """Show what a model learned and what it attends to: the paper's figures, and explanations with sanity checks.
 
-    Example: patchword inspect patchword:cifar10 cifar10 --out seen
+    Example: patchword inspect patchword:cifar10 cifar10 --out inspection
 
     Args:
-        images: files, folders, or a data set such as cifar10; without any, only what the weights alone tell
-        out: folder for report.html and for every figure as PNG, SVG and arrays (.npz)
-        label: the class to explain, by name or index; by default the most probable one of each picture
-        most: how many of the pictures are used
+        images: files, folders, or a dataset such as cifar10; without any, only the weights are shown
+        out: directory for report.html and for every figure as PNG, SVG and arrays (.npz)
+        label: class to explain, by name or index; by default the most probable class of each image
+        max_images: maximum number of images, evenly spaced
         overwrite: replace the files of an earlier inspection
     """
-    if most < 1:
-        raise ConfigError(f"--most must be at least 1, not {most}.")
+    if max_images < 1:
+        raise ConfigError(f"--max-images must be at least 1, not {max_images}.")
     if label is not None and not images:
-        raise ConfigError("--label asks about a class in pictures; give some.")
-    from ...inference.classifier import Classifier, find_class
-    from ...inference.inspection_images import gather
+        raise ConfigError("--label explains a class in images: give at least one image.")
+    from ...inference.classifier import find_class
+    from ...inference.image_batch import load_image_batch
+    from ...inference.inputs import resolve_images, sample_evenly
     from ...report.figure_files import REPORT_FILE, require_empty_dir, write_page
-    from ...report.inspection_panels import NAMES, Subject
-    from ...report.inspection_report import inspect as look
+    from ...report.inspection_panels import NAMES, NUM_ORIGINALS, Subject
+    from ...report.inspection_report import inspect
     from ...report.pages import inspection_html
 
     require_empty_dir(out, overwrite)
-    classifier = Classifier(reading.read(model))
-    pictures = gather(classifier, images, most)
-    if images and not pictures.names:
-        report_unreadable(list(pictures.unread), len(pictures.unread))
-        raise DataError("None of the pictures could be read, so there is nothing to look at.")
-    subject = Subject(
-        classifier, pictures, None if label is None else find_class(classifier.labels, label), before_resizing(model)
-    )
-    with progress("looking", len(NAMES)) as step:
-        found = look(subject, lambda title: step())
-    notes = [*classifier.checkpoint.notes, *(reason for _, reason in pictures.unread)]
-    page = inspection_html(model_title(model), facts(subject, found), found.panels, notes)
-    write_page(out, page, found.panels, NAMES)
-    print_status(f"wrote {out / REPORT_FILE} and {sum(e.draw is not None for e in found.panels)} figures")
-    return report_unreadable(list(pictures.unread), len(pictures.names) + len(pictures.unread))
+    classifier = model_args.load_classifier(model)
+    inputs = sample_evenly(resolve_images(images), max_images) if images else []
+    batch = load_image_batch(classifier, inputs, NUM_ORIGINALS)
+    if images and not batch.names:
+        report_unreadable(batch.unreadable, len(inputs))
+        raise DataError("None of the images could be read.")
+    class_index = None if label is None else find_class(classifier.labels, label)
+    subject = Subject(classifier, batch, class_index, read_original(model))
+    with progress("inspecting", len(NAMES)) as step:
+        result = inspect(subject, lambda title: step())
+    notes = [*classifier.checkpoint.notes, *(reason for _, reason in batch.unreadable)]
+    page = inspection_html(model_title(model), report_facts(subject, result), result.panels, notes)
+    write_page(out, page, result.panels, NAMES)
+    print_stderr(f"wrote {out / REPORT_FILE} and {sum(p.draw is not None for p in result.panels)} figures")
+    return report_unreadable(batch.unreadable, len(inputs))
 
 
-def before_resizing(model: str) -> "Checkpoint | None":
-    """The checkpoint as it is, where the command line asks for another image size and the file can do without."""
+def read_original(model: str) -> "Checkpoint | None":
+    """Read the checkpoint at its own image size, if the command line changes it and the file can do without."""
     if "image_size" not in CONFIG_VALUES:
         return None
     from ...checkpoints import read_checkpoint
 
+    fields = {name: v for name, v in CONFIG_VALUES.items() if name not in ("image_size", *CHANNEL_STATS)}
     try:
-        return read_checkpoint(model, **{n: v for n, v in CONFIG_VALUES.items() if n not in ("image_size", *CHANNEL_STATS)})
-    except PatchwordError:  # only the image size made it readable
+        return read_checkpoint(model, **fields)
+    except PatchwordError:  # the file does not say its image size
         return None
 
 
-def facts(subject: "Subject", found: "Inspection") -> list[tuple[str, str]]:
-    """What stands above the figures."""
+def report_facts(subject: "Subject", result: "Inspection") -> list[tuple[str, str]]:
+    """Return the facts above the figures of the report."""
     checkpoint = subject.classifier.checkpoint
     size = "x".join(map(str, checkpoint.config.image_size))
-    count = sum(t.numel() for t in checkpoint.tensors.values())
+    num_parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     names = subject.batch.names
     images = f"{len(names)} at {size} pixels: " if names else "none"
-    images += ", ".join(Path(name).name for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
-    lines = [
-        ("Model", f"{subject.classifier!r}, {count:,} parameters, {checkpoint.family} format"),
+    images += ", ".join(Path(name).name for name in names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    facts = [
+        ("Model", f"{subject.classifier!r}, {num_parameters:,} parameters, {checkpoint.family} format"),
         ("Images", images),
-        ("Computed in", f"{found.seconds:.0f} s, {found.peak_bytes / 2**30:.2f} GiB peak memory"),
+        ("Computed in", f"{result.seconds:.0f} s, {result.peak_bytes / 2**30:.2f} GiB peak memory"),
     ]
     if subject.label is not None:
-        lines.append(
-            ("Explained class", f"{subject.classifier.labels[subject.label]} (index {subject.label}, --label)")
-        )
-    return lines
+        name = subject.classifier.labels[subject.label]
+        facts.append(("Explained class", f"{name} (index {subject.label}, --label)"))
+    return facts

@@ -1,127 +1,97 @@
-"""The commands that use a model: predict, convert."""
+"""`patchword predict`: classify images."""
 
-import json as json_format
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from ...core.text import pluralize, print_stderr
 from ...errors import ConfigError
-from ..model_args import NO_OVERRIDES, EngineName, Flag, ModelReference, ModelArgs, arg
-from ..output import print_predictions, progress, report_unreadable, print_status
+from ..model_args import NO_OVERRIDES, EngineName, Flag, JsonFlag, ModelArgs, ModelReference, arg
+from ..output import (
+    EXIT_UNREADABLE,
+    print_json,
+    print_predictions,
+    progress,
+    report_unreadable,
+    require_new_files,
+)
 
 if TYPE_CHECKING:
     from ...inference.classifier import Classifier
-
-Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "torchvision", "deit", "dinov2"]
+    from ...inference.inputs import InputImage
+    from ...report.explanation_images import ExplanationWriter
 
 
 def predict(
     model: ModelReference,
     images: Annotated[Positional[tuple[str, ...]], arg("IMAGE...")],
-    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     top: int = 5,
-    json: Flag = False,
+    json: JsonFlag = False,
     csv: Annotated[Path | None, arg("FILE")] = None,
     explain: Annotated[Path | None, arg("DIR")] = None,
     overwrite: Flag = False,
     engine: EngineName = "torch",
 ) -> int:
-    """Classify pictures.
+    """Classify images.
 
     Example: patchword predict hf:google/vit-base-patch16-224 cat.jpg photos/ --top 3
 
     Args:
-        images: files, or folders to be searched
-        top: how many classes to show
-        json: one JSON document on standard output, nothing else
-        csv: write a table, one row for each picture; killed, the same command goes on where it stopped
-        explain: also write each picture with what the model saw in it into this folder
-        overwrite: replace the table, and explanations, if they are there
+        images: files, folders (searched recursively), or a dataset such as cifar10
+        top: number of classes per image
+        csv: write a CSV file with one row per image; if the command is killed, the same command resumes it
+        explain: also write each image with a heatmap of its predicted class to this directory
+        overwrite: replace an existing CSV file and explanations
     """
     if top < 1:
         raise ConfigError(f"--top must be at least 1, not {top}.")
-    if csv and csv.exists() and not overwrite:
-        raise ConfigError(f"{csv} exists already. Choose another name, or add --overwrite.")
     if csv and json:
-        raise ConfigError("--csv writes a table, --json prints one: choose one of them.")
-    from ...inference import predict as prediction
-    from ...inference.classifier import Classifier
+        raise ConfigError("--csv and --json exclude each other: choose one.")
+    require_new_files(csv, overwrite=overwrite)
+    from ...inference.inputs import resolve_images
+    from ...inference.predict import predict_images
+    from ...report.explanation_images import ExplanationWriter
 
-    files = prediction.find_files(images)
-    classifier = Classifier(reading.read(model), engine)
-    if engine == "auto":
-        print_status(f"engine: {classifier.chosen}")
-    if explain:
-        from ...report.explanation_images import check_folder
-
-        check_folder(classifier, explain, overwrite)
+    inputs = resolve_images(images)
+    classifier = model_args.load_classifier(model, engine)
+    writer = ExplanationWriter(classifier, inputs, explain, overwrite=overwrite) if explain else None
     if csv:
-        return write_table(classifier, files, top, csv, explain)
-    with progress("predicting", len(files)) as step:
-        rows = [row for row in prediction.predict_files(classifier, files, top) if step()]
-    if explain:
-        explain_all(classifier, [Path(row["path"]) for row in rows if "error" not in row], explain)
+        return write_csv(classifier, inputs, top, csv, writer)
+    with progress("predicting", len(inputs)) as step:
+        results = [result for result in predict_images(classifier, inputs, top, writer) if step()]
+    if writer:
+        report_explanations(writer)
     if json:
-        print(json_format.dumps(rows, indent=2))
+        print_json(results)
     else:
-        print_predictions(rows)
-    return report_unreadable([(row["path"], row["error"]) for row in rows if "error" in row], len(rows))
+        print_predictions(results)
+    return report_unreadable([(r["path"], r["error"]) for r in results if "error" in r], len(results))
 
 
-def write_table(classifier: "Classifier", files: list[Path], top: int, csv: Path, explain: Path | None) -> int:
-    """Row by row, so that any number of files fits into memory, and a kill costs nothing."""
-    from ...inference.predict import predict_table
-
-    with progress("predicting", len(files)) as step:
-        written = predict_table(classifier, files, top, csv, step)
-    if written.already:
-        print_status(f"went on behind the {written.already:,} pictures that {csv}.partial had already")
-    if explain:
-        explain_all(classifier, files, explain)
-    print_status(f"wrote {csv}")
-    code = report_unreadable(written.unread, len(files))
-    if written.already_unread:
-        print_status(f"{written.already_unread:,} more could not be read before; the column error says why.")
-    return 3 if written.already_unread else code
-
-
-def explain_all(classifier: "Classifier", files: list[Path], folder: Path) -> None:
-    from ...inspection.explain import default_method
-    from ...report.explanation_images import explain_files
-
-    with progress("explaining", len(files)) as step:
-        written = sum(isinstance(each, Path) for each in explain_files(classifier, files, folder) if step())
-    way = default_method(classifier.model)
-    print_status(f"wrote {written} {'picture' if written == 1 else 'pictures'} to {folder}, the most probable class by {way}")
-
-
-def convert(
-    model: ModelReference,
-    out: Annotated[Positional[Path], arg("OUT")],
-    to: Format,
-    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
-    half: Flag = False,
-    overwrite: Flag = False,
+def write_csv(
+    classifier: "Classifier", images: "list[InputImage]", top: int, csv: Path, writer: "ExplanationWriter | None"
 ) -> int:
-    """Write a model in another format; it is read back and compared before it gets its name.
+    """Write predictions row by row: memory stays bounded, and a killed command can be resumed."""
+    from ...inference.predict import write_prediction_table
 
-    Example: patchword convert ViT-B_16.npz vit-b16 --to transformers
+    with progress("predicting", len(images)) as step:
+        written = write_prediction_table(classifier, images, top, csv, step, writer)
+    if written.num_resumed:
+        print_stderr(f"resumed after the {pluralize(written.num_resumed, 'image')} in {csv}.partial")
+    if writer:
+        report_explanations(writer)
+    print_stderr(f"wrote {csv}")
+    code = report_unreadable(written.unreadable, len(images))
+    if written.num_resumed_unreadable:
+        count = pluralize(written.num_resumed_unreadable, "image")
+        print_stderr(f"{count} could not be read before the interruption; see the column error.")
+        return EXIT_UNREADABLE
+    return code
 
-    Args:
-        out: a folder (patchword, transformers, timm; timm also *.safetensors or *.pth), *.npz (google, big_vision) or
-            *.pth (torchvision, deit, dinov2)
-        to: the format to write
-        half: patchword only: weights of two bytes instead of four; it still computes in float32
-        overwrite: replace a model that is there
-    """
-    from ...checkpoints import write_checkpoint
 
-    if half and to != "patchword":
-        raise ConfigError("--half goes with --to patchword; the other formats are written as their projects do.")
-    checkpoint = reading.read(model)
-    checkpoint = checkpoint.to_half() if half else checkpoint
-    for note in write_checkpoint(out, checkpoint, to, overwrite=overwrite):
-        print_status(f"note: {note}")
-    print_status(f"wrote {out} ({checkpoint.family} to {to}, {sum(t.numel() for t in checkpoint.tensors.values()):,} numbers)")
-    return 0
+def report_explanations(writer: "ExplanationWriter") -> None:
+    """Print how many explanations were written, and how they were computed."""
+    images = pluralize(writer.num_written, "image")
+    print_stderr(f"wrote {images} to {writer.folder}: the predicted class explained by {writer.method}")

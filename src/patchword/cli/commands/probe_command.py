@@ -1,47 +1,65 @@
-"""The command that measures frozen features: probe."""
+"""`patchword probe`: evaluate frozen features."""
 
-import json as json_format
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from ..model_args import NO_OVERRIDES, Flag, ModelReference, ModelArgs, arg
-from ..output import print_probe, progress
+from ...core.text import print_stderr
+from ..model_args import NO_OVERRIDES, JsonFlag, ModelArgs, ModelReference, arg
+from ..output import print_json, progress
+
+if TYPE_CHECKING:
+    from ...evaluation.probe import ProbeResult
 
 
 def probe(
     model: ModelReference,
     data: Annotated[Positional[str], arg("DATA")],
-    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     layer: int | None = None,
     shots: tuple[int, ...] = (1, 5, 10, 25),
     seeds: int = 5,
     l2: float = 1024.0,
-    json: Flag = False,
+    json: JsonFlag = False,
 ) -> int:
-    """Measure a model's features without training it: few-shot, nearest neighbours, logistic regression.
+    """Evaluate frozen features: few-shot linear probe, k nearest neighbors, logistic regression.
 
     Example: patchword probe model.npz photos --shots 1 5
 
     Args:
-        data: a data set as train takes it; measured on its test part, or else on validation
-        layer: the block whose tokens are read, 0 the first, -1 the last; by default what the head reads
-        shots: pictures of each class for the paper's few-shot probe
-        seeds: how often those are drawn
-        l2: penalty of the few-shot probe
-        json: one JSON document on standard output, nothing else
+        data: a dataset, as for train; evaluated on its test set, or else on its validation set
+        layer: block whose tokens are used, 0 for the first and -1 for the last; by default, the input of the head
+        shots: training images per class of the paper's few-shot probe
+        seeds: number of random draws of these images
+        l2: L2 penalty of the few-shot probe
     """
     from ...config import DataConfig
     from ...data.resolve import open_data
-    from ...evaluation.probe import HELD_OUT
-    from ...evaluation.probe import probe as measure
+    from ...evaluation.probe import VAL_FRACTION
+    from ...evaluation.probe import probe as probe_model
 
-    parts = open_data(DataConfig(source=data, val_fraction=HELD_OUT), seed=0)
-    checkpoint = reading.read(model)
-    with progress("looking", sum(len(part) for part in parts.as_dict().values())) as step:
-        found = measure(checkpoint, parts, layer=layer, shots=shots, seeds=seeds, l2=l2, on_progress=step)
+    splits = open_data(DataConfig(source=data, val_fraction=VAL_FRACTION), seed=0)
+    checkpoint = model_args.read(model)
+    with progress("encoding", sum(map(len, splits.as_dict().values()))) as step:
+        result = probe_model(checkpoint, splits, layer=layer, shots=shots, seeds=seeds, l2=l2, on_progress=step)
     if json:
-        print(json_format.dumps(found.to_json(), indent=2))
+        print_json(result.to_json())
     else:
-        print_probe(found)
+        print_probe(result)
     return 0
+
+
+def print_probe(result: "ProbeResult") -> None:
+    """Print the accuracy of each probe with its 95% interval."""
+    from ...metrics.intervals import wilson
+
+    print(f"{result.classes} classes, {result.train:,} training images, {result.test:,} {result.split} images")
+    for name, accuracy, std in result.rows():
+        low, high = wilson(accuracy, result.test)
+        spread = f", std {std:.2%} over draws" if std is not None else ""
+        print(f"{name:10} {accuracy:.2%}  ({low:.2%} to {high:.2%}{spread})")
+    if result.split == "validation":
+        print_stderr("note: there is no test set; the same images chose the penalty of the logistic regression.")
+    if result.skipped_shots:
+        shots = ", ".join(map(str, result.skipped_shots))
+        print_stderr(f"note: {shots} shots were skipped: the smallest class has fewer training images.")

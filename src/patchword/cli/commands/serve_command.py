@@ -1,4 +1,4 @@
-"""The command that serves a model: serve."""
+"""`patchword serve`: serve a model over HTTP."""
 
 import os
 import socket
@@ -6,34 +6,40 @@ import socket
 from tyro.conf import OmitArgPrefixes
 
 from ...errors import ConfigError, how_to_install
-from ..model_args import NO_OVERRIDES, EngineName, ModelReference, ModelArgs, model_title
+from ..model_args import NO_OVERRIDES, EngineName, ModelArgs, ModelReference, model_title
 
 TOKEN = "PATCHWORD_TOKEN"
 
 
 def serve(
     model: ModelReference,
-    reading: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
     host: str = "127.0.0.1",
     port: int = 8000,
-    batch: int = 16,
-    queue: int = 256,
+    batch_size: int = 16,
+    queue_size: int = 256,
     num_threads: int | None = None,
     engine: EngineName = "torch",
 ) -> int:
-    """Serve a model: an API, and a page to drop pictures on. A token is asked of clients if PATCHWORD_TOKEN is set.
+    """Serve a model: an HTTP API, and a page to try it in the browser.
 
     Example: patchword serve patchword:cifar10 --port 8000
 
+    Clients must send a token if PATCHWORD_TOKEN is set. SIGTERM and Ctrl-C stop the server after it has responded to
+    all accepted requests; the exit code is then 0.
+
     Args:
-        host: 0.0.0.0 lets other machines in; then set a token
-        port: 0 takes any that is free
-        batch: pictures that go through the model together
-        queue: pictures that may wait; more are refused with 503
-        num_threads: cores for the model; all by default
+        host: address to listen on; 0.0.0.0 accepts other machines (then set a token)
+        port: 0 chooses a free port
+        batch_size: maximum number of images per batch
+        queue_size: maximum number of images in the server; further requests are rejected with status 503
+        num_threads: CPU threads for the model; all cores by default
     """
-    if not 0 <= port < 2**16 or batch < 1 or queue < 1 or (num_threads is not None and num_threads < 1):
-        raise ConfigError("--port must be 0 to 65535; --batch, --queue and --num-threads at least 1.")
+    if not 0 <= port < 2**16:
+        raise ConfigError(f"--port must be between 0 and 65535, not {port}.")
+    for flag, value in (("batch-size", batch_size), ("queue-size", queue_size), ("num-threads", num_threads)):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{flag} must be at least 1, not {value}.")
     try:
         from ...serve.limits import Limits
         from ...serve.server import run_server
@@ -41,14 +47,15 @@ def serve(
         raise ConfigError(f"Serving needs {error.name}: {how_to_install('serve')}.") from None
     token = os.environ.get(TOKEN)
     if token is not None and not (token and token == token.strip() and token.isascii() and token.isprintable()):
-        raise ConfigError(f"{TOKEN} must be plain ASCII, not empty, without spaces around; unset it to ask for none.")
-    with listening(host, port) as listener:  # a port that is taken is told before the model is loaded
-        checkpoint = reading.read(model)
-        run_server(checkpoint, model_title(model), listener, token, num_threads, Limits(batch=batch, queue=queue), engine)
+        raise ConfigError(f"{TOKEN} must be printable ASCII, not empty, without surrounding spaces. Unset it for none.")
+    limits = Limits(batch_size=batch_size, queue_size=queue_size)
+    with open_listener(host, port) as listener:  # a port in use is reported before the model is loaded
+        run_server(model_args.read(model), model_title(model), listener, token, num_threads, limits, engine)
     return 0
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
+    """Bind a socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -57,5 +64,5 @@ def listening(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ConfigError(f"{host}:{port} cannot be listened on ({error}). Choose another --port or --host.") from None
+        raise ConfigError(f"Cannot listen on {host}:{port} ({error}). Choose another --port or --host.") from None
     return listener

@@ -1,12 +1,12 @@
-"""The command that repeats the paper's experiments in small: study."""
+"""`patchword study`: repeat an experiment of the paper at small scale."""
 
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional
 
+from ...core.text import print_stderr
 from ..model_args import arg
-from ..output import print_status
 
 
 def study(
@@ -16,18 +16,18 @@ def study(
     recipe: Annotated[str | None, arg("RECIPE")] = None,
     out: Annotated[Path | None, arg("DIR")] = None,
 ) -> int:
-    """Repeat an experiment of the paper in small: a grid of training runs, a figure, and what it says.
+    """Repeat an experiment of the paper at small scale: a grid of training runs, a figure and its interpretation.
 
     Example: patchword study positions --budget 1h
 
-    Stopped or killed, the same command goes on where it was.
+    If it is stopped or killed, the same command resumes it.
 
     Args:
         name: data-size, compute, positions, head, norm, attention, resolution or inductive-bias
-        budget: for all runs together, e.g. 90m
-        seeds: runs of each cell
-        recipe: a recipe to vary in place of the small ViT on CIFAR-10
-        out: folder for the runs, the table and report.html; studies/NAME if not given
+        budget: time for all runs together, e.g. 90m
+        seeds: runs per cell of the grid
+        recipe: recipe to vary; by default a small ViT on CIFAR-10
+        out: directory for the runs, the table and report.html; studies/NAME by default
     """
     from ...config.overrides import parse_duration
     from ...core.runtime import machine_summary
@@ -38,11 +38,11 @@ def study(
     from ...studies.runner import format_accuracy
     from ...studies.study_report import write_study
 
-    chosen = make_study(name, load_recipe(recipe) if recipe else SMALL)
+    definition = make_study(name, load_recipe(recipe) if recipe else SMALL)
     folder = out or Path("studies") / name
-    rows = run_study(chosen, folder, parse_duration(budget), seeds, print_status)
-    write_study(chosen, rows, folder, machine_summary())
+    rows = run_study(definition, folder, parse_duration(budget), seeds, print_stderr)
+    write_study(definition, rows, folder, machine_summary())
     for row in rows:
         print(f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {format_accuracy(row)}")
-    print_status(f"wrote {folder / REPORT_FILE}")
+    print_stderr(f"wrote {folder / REPORT_FILE}")
     return 0

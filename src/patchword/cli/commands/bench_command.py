@@ -1,0 +1,125 @@
+"""`patchword bench`: compare the inference engines on this machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ...core.text import print_stderr
+from ...errors import ConfigError
+from ..labeled_data import load_labeled_images
+from ..model_args import MODEL_ARG, NO_OVERRIDES, Flag, JsonFlag, ModelArgs, arg, model_title
+from ..output import print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from ...checkpoints import Checkpoint
+    from ...engines.bench import EngineBench
+    from ...inference.inputs import InputImage
+
+
+def bench(
+    model: Annotated[Positional[str], MODEL_ARG] = "patchword:cifar10",
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    engines: Annotated[tuple[str, ...], arg("NAME...")] = (),
+    seconds: float = 5.0,
+    verify: Annotated[str | None, arg("DATA")] = None,
+    json: JsonFlag = False,
+    out: Annotated[Path | None, arg("DIR")] = None,
+    overwrite: Flag = False,
+) -> int:
+    """Compare the inference engines on this machine: latency, throughput, memory, and parity with PyTorch.
+
+    Example: patchword bench hf:google/vit-base-patch16-224
+
+    Args:
+        engines: engines to measure; by default all that work
+        seconds: time per engine and batch size; keep the machine otherwise idle
+        verify: labeled images, as for evaluate, to measure the accuracy of each engine
+        out: directory for an HTML report with the table and a figure of accuracy against speed
+        overwrite: replace an existing report
+    """
+    if seconds <= 0:
+        raise ConfigError(f"--seconds must be above 0, not {seconds:g}.")
+    from ...engines.bench import BATCH_SIZES, bench_engines
+    from ...engines.parity import held_out_images
+    from ...report.figure_files import require_empty_dir
+
+    check_engine_names(engines)
+    if out:
+        require_empty_dir(out, overwrite)
+    classifier = model_args.load_classifier(model)
+    images = load_labeled_images(verify, {model: classifier})
+    names = find_working_engines(engines)
+    with progress("measuring", len(names) + len(BATCH_SIZES)) as step:
+        samples = held_out_images(classifier.preprocess)
+        rows = bench_engines(classifier.checkpoint, names, samples, seconds, on_progress=step)
+    working = [row.name for row in rows if not row.error]
+    if not working:
+        raise ConfigError(f"None of these engines can run this model. {rows[0].name}: {rows[0].error}")
+    accuracy = measure_accuracy(classifier.checkpoint, working, images) if images else {}
+    print_result(rows, accuracy, json)
+    if out:
+        write_report(out, model, rows, accuracy)
+    return 0
+
+
+def check_engine_names(names: Sequence[str]) -> None:
+    """Reject names of engines that do not exist."""
+    from ...engines.engine import ENGINES
+
+    if unknown := sorted(set(names) - set(ENGINES)):
+        raise ConfigError(f"--engines: there is no engine {unknown[0]!r}. Choose from {', '.join(ENGINES)}.")
+
+
+def find_working_engines(names: Sequence[str]) -> list[str]:
+    """Test engines (all if no names are given) and return those that work; the others are reported."""
+    from ...engines.engine import ENGINES
+    from ...engines.engine_trials import run_trials
+
+    names = names or tuple(ENGINES)
+    with progress("testing engines", len(names)) as step:
+        results = run_trials(names, step)
+    for result in results.values():
+        if not result.works:
+            print_stderr(f"{result.name} does not work on this machine: {result.reason}")
+    working = [name for name, result in results.items() if result.works]
+    if not working:
+        raise ConfigError("None of these engines works on this machine.")
+    return working
+
+
+def measure_accuracy(checkpoint: "Checkpoint", names: list[str], images: "list[InputImage]") -> dict[str, float]:
+    """Return the accuracy of each engine; mean average precision for multi-label models."""
+    from ...evaluation.evaluate import evaluate
+    from ...inference.classifier import Classifier
+
+    metric, accuracy = "map" if checkpoint.multi_label else "top1", {}
+    for name in names:
+        with progress(name, len(images)) as step:
+            result = evaluate(Classifier(checkpoint, name), images, on_progress=step)
+        accuracy[name] = float(result.metrics[metric])
+    return accuracy
+
+
+def print_result(rows: "list[EngineBench]", accuracy: dict[str, float], json: bool) -> None:
+    """Print the measurements as a table or as JSON."""
+    from ...report.bench_results import bench_table
+
+    if not json:
+        print_table(bench_table(rows, accuracy))
+        return
+    print_json([
+        row.to_json() | ({"accuracy": accuracy[row.name]} if row.name in accuracy else {}) for row in rows
+    ])  # fmt: skip
+
+
+def write_report(out: Path, model: str, rows: "list[EngineBench]", accuracy: dict[str, float]) -> None:
+    """Write the HTML report."""
+    from ...core.runtime import machine_summary
+    from ...report.figure_files import REPORT_FILE
+    from ...report.pages import write_bench
+
+    facts = [("Model", model_title(model)), ("Machine", machine_summary())]
+    write_bench(out, model_title(model), facts, rows, accuracy)
+    print_stderr(f"wrote {out / REPORT_FILE}")

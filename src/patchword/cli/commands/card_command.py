@@ -1,0 +1,38 @@
+"""`patchword card`: write a model card."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes
+
+from ...core.text import print_stderr
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg, model_title
+
+
+def card(
+    model: ModelReference,
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    out: Annotated[Path | None, arg("FILE")] = None,
+    overwrite: Flag = False,
+) -> int:
+    """Write a Hugging Face model card from the metadata of a model.
+
+    Example: patchword card runs/photos --out MODEL_CARD.md
+
+    Args:
+        out: file to write; by default the card goes to standard output
+        overwrite: replace an existing file
+    """
+    from ...checkpoints.card import model_card
+    from ...core.io import atomic_output
+
+    title = model_title(model).removeprefix("patchword:")
+    reference = model if model.startswith(("hf:", "patchword:")) else title
+    text = model_card(model_args.read(model), title, reference)
+    if out is None:
+        print(text, end="")
+        return 0
+    with atomic_output(out, overwrite=overwrite) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    print_stderr(f"wrote {out}")
+    return 0

@@ -1,0 +1,44 @@
+"""`patchword convert`: write a model in another format."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ...core.text import print_stderr
+from ...errors import ConfigError
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg
+from ..output import print_notes
+
+Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "torchvision", "deit", "dinov2"]
+
+
+def convert(
+    model: ModelReference,
+    out: Annotated[Positional[Path], arg("OUT")],
+    to: Format,
+    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    half: Flag = False,
+    overwrite: Flag = False,
+) -> int:
+    """Write a model in another format. The result is read back and compared before it is given its name.
+
+    Example: patchword convert ViT-B_16.npz vit-b16 --to transformers
+
+    Args:
+        out: a directory (patchword, transformers, timm; timm also *.safetensors or *.pth), *.npz (google, big_vision)
+            or *.pth (torchvision, deit, dinov2)
+        to: the format to write
+        half: store float16 weights (patchword format only); the model still computes in float32
+        overwrite: replace an existing model
+    """
+    from ...checkpoints import write_checkpoint
+
+    if half and to != "patchword":
+        raise ConfigError("--half works only with --to patchword: other formats are written as their projects do.")
+    checkpoint = model_args.read(model)
+    checkpoint = checkpoint.to_half() if half else checkpoint
+    print_notes(write_checkpoint(out, checkpoint, to, overwrite=overwrite))
+    num_parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
+    print_stderr(f"wrote {out} ({checkpoint.family} to {to}, {num_parameters:,} parameters)")
+    return 0

@@ -1,0 +1,29 @@
+"""`patchword resume`: continue a training run."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from ..model_args import JsonFlag, arg
+from ..output import print_train_result
+from .train_command import START_TIME
+
+
+def resume(run: Annotated[Positional[Path], arg("RUN")], json: JsonFlag = False) -> int:
+    """Resume a run that was stopped or killed.
+
+    Example: patchword resume runs/cifar10-scratch
+
+    With --epochs or --steps, a resumed run is bit-identical to an uninterrupted one.
+
+    Args:
+        run: a run directory
+    """
+    from ... import training
+    from ...training.console import ConsoleCallback
+    from ...training.loggers import make_loggers
+    from ...training.run_dir import read_config
+
+    callbacks = (ConsoleCallback(), *make_loggers(read_config(run)))
+    return print_train_result(training.resume(run, callbacks=callbacks, started=START_TIME), json)
