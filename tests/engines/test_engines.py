@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from helpers.command import run
-from helpers.export_checkpoint import TINY, checkpoint_of
-from helpers.model_zoo import RESNETS, VITS, lively
+from helpers.export_checkpoint import TINY, make_checkpoint
+from helpers.model_zoo import RESNETS, VITS, random_model
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.core.runtime import set_num_threads
 from patchword.data.preprocess import HALF, Preprocess
@@ -39,7 +39,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("torch-compiled", "openvino")])
 def test_every_engine_says_what_torch_says(name: str) -> None:
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
     pictures = sample_images(checkpoint.preprocess)
     engine = open_engine(name, checkpoint, pictures)
@@ -50,7 +50,7 @@ def test_every_engine_says_what_torch_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["both", "rotary", "hybrid"])
 def test_every_kind_of_model_goes_to_onnx(name: str) -> None:
-    checkpoint = checkpoint_of(VITS[name])
+    checkpoint = make_checkpoint(VITS[name])
     assert checkpoint.preprocess is not None
     pictures = sample_images(checkpoint.preprocess, 5)
     found = measure_parity(open_engine("torch", checkpoint)(pictures), open_engine("onnx", checkpoint)(pictures))
@@ -60,7 +60,7 @@ def test_every_kind_of_model_goes_to_onnx(name: str) -> None:
 @pytest.mark.parametrize("name", ["torch-int8", "onnx-int8"])
 def test_what_has_no_large_products_is_told(name: str) -> None:
     config = RESNETS["ResNet"]
-    tensors = dict(lively(config).state_dict())
+    tensors = dict(random_model(config).state_dict())
     checkpoint = Checkpoint(config, tensors, Preprocess(config.image_size, mean=HALF, std=HALF))
     with pytest.raises(ConfigError, match="int8 needs a Vision Transformer"):
         open_engine(name, checkpoint)
@@ -82,7 +82,7 @@ def test_several_labels_are_several_decisions() -> None:
 @pytest.mark.parametrize("name", ["class", "average", "distilled"])
 def test_merged_tokens_go_to_onnx(name: str) -> None:
     """Two mergers, of which the second finds tokens that stand for several; any number of pictures."""
-    checkpoint = checkpoint_of(VITS[name])
+    checkpoint = make_checkpoint(VITS[name])
     assert checkpoint.preprocess is not None
     pictures = sample_images(checkpoint.preprocess, 5)
     engines = [open_engine(each, checkpoint, merge_counts=(4, 4, 0)) for each in ("torch", "onnx")]
@@ -122,7 +122,7 @@ def test_verdicts_that_last_are_remembered(own_cache: Path, monkeypatch: pytest.
         patched.setattr(trial.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
         assert trial.run_trials(["onnx"]) == {"onnx": died}
         with pytest.raises(ConfigError, match="does not work on this machine: its trial was killed by SIGILL"):
-            Classifier(checkpoint_of(TINY), "onnx")
+            Classifier(make_checkpoint(TINY), "onnx")
     for path in (own_cache / "engines").iterdir():
         path.write_text("{")  # damaged: as if it were not there
     assert trial.cached_result("onnx") is None
@@ -142,7 +142,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "onnx", dataclasses.replace(ENGINES["onnx"], requires=("no_such_thing",)))
     assert "pip install -c constraints.txt '.[export]'" in trial.run_trial("onnx").reason
     with pytest.raises(ConfigError, match="no_such_thing"):
-        open_engine("onnx", checkpoint_of(TINY))
+        open_engine("onnx", make_checkpoint(TINY))
 
 
 def working(*names: str) -> dict[str, trial.TrialResult]:
@@ -151,7 +151,7 @@ def working(*names: str) -> dict[str, trial.TrialResult]:
 
 
 def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     monkeypatch.setattr(choose, "run_trials", lambda: working("torch", "onnx"))
     monkeypatch.setattr(choose, "measure_ranking", lambda *_: ["onnx", "torch"])
     first = choose.select_engine("auto", checkpoint)
@@ -170,7 +170,7 @@ def test_auto_takes_what_is_fast_and_true(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_compiles_for_every_process_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     monkeypatch.setattr(choose, "rank_engines", lambda _: ["torch-compiled", "torch"])
     monkeypatch.setattr(choose, "try_open", lambda *_: pytest.fail("it was opened"))
     assert choose.select_engine("auto", checkpoint, quick=True).prepared.name == "torch"
@@ -188,7 +188,7 @@ def simulated_turns(engines: dict[str, Engine], pixels: torch.Tensor, seconds: f
 
 
 def test_the_ranking_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
     monkeypatch.setattr(choose, "run_trials", lambda: working("torch", "onnx", "torch-int8", "openvino-int8"))
     for name in ("onnx", "torch-int8"):
@@ -218,7 +218,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["onnx", "onnx-int8", "openvino-int8"])
 def test_an_engine_s_file_is_made_once(name: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint, made = checkpoint_of(TINY), counting(monkeypatch, name)
+    checkpoint, made = make_checkpoint(TINY), counting(monkeypatch, name)
     assert checkpoint.preprocess is not None
     pictures = sample_images(checkpoint.preprocess, 6)
     said = [open_engine(name, checkpoint)(pictures) for _ in range(2)]
@@ -238,7 +238,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(own_cache: Path, monkeyp
     own_cache.write_text("not a folder")
     made = counting(monkeypatch, "onnx")
     for _ in range(2):
-        open_engine("onnx", checkpoint_of(TINY))
+        open_engine("onnx", make_checkpoint(TINY))
     assert len(made) == 2
 
 
@@ -262,7 +262,7 @@ def test_files_that_were_not_used_for_longest_go_first(own_cache: Path, monkeypa
 
 
 def test_threads_that_keep_to_one_core_share_a_session() -> None:
-    checkpoint, before = checkpoint_of(TINY), torch.get_num_threads()
+    checkpoint, before = make_checkpoint(TINY), torch.get_num_threads()
     classifier = Classifier(checkpoint, "onnx")
     assert checkpoint.preprocess is not None
     pictures = sample_images(checkpoint.preprocess, 24)
@@ -287,7 +287,7 @@ def test_threads_that_keep_to_one_core_share_a_session() -> None:
 
 def test_smoothing_changes_nothing_but_the_ranges() -> None:
     """A channel that is a hundred times as large as the others no longer sticks out; answers stay."""
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
     checkpoint.tensors["blocks.0.norm1.weight"][7] *= 100
     pictures = sample_images(checkpoint.preprocess, 8)
@@ -307,7 +307,7 @@ def test_smoothing_changes_nothing_but_the_ranges() -> None:
 
 def test_layers_with_outlying_rows_are_found_and_scaled() -> None:
     """The class token enters the second MLP's last layer a thousand times as large as the patches."""
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
     model = checkpoint.build_model()
     assert isinstance(model, ViT)
@@ -347,7 +347,7 @@ def test_int8_rounds_by_token_and_channel() -> None:
 
 
 def test_bench_measures_every_engine() -> None:
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
     rows = bench_engines(checkpoint, ["torch", "onnx"], sample_images(checkpoint.preprocess, 8), 0.05, (1, 4))
     assert [row.name for row in rows] == ["torch", "onnx"]
@@ -359,7 +359,7 @@ def test_bench_measures_every_engine() -> None:
 
 
 def test_the_commands(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint_of(TINY))
+    write_checkpoint(tmp_path / "model", make_checkpoint(TINY))
     asked = ("--engines", "torch", "--seconds", 0.05)
     done = run("bench", tmp_path / "model", *asked, "--json", "--out", tmp_path / "page")
     assert done.returncode == 0, done.stderr

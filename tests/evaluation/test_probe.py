@@ -12,15 +12,15 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import patchword as pw
 from helpers.command import run
-from helpers.model_zoo import RESNETS, VITS, checkpoint_of
+from helpers.model_zoo import RESNETS, VITS, make_checkpoint
 from patchword.data.resolve import resolve_dataset
 from patchword.errors import ConfigError, DataError
-from patchword.evaluation import logistic_probe as logistic
-from patchword.evaluation.frozen_features import features, kept_at, reading
-from patchword.evaluation.knn_probe import neighbour_accuracies, votes
-from patchword.evaluation.logistic_probe import PENALTIES, LogisticModel, logistic_probe, recalled, refitted
+from patchword.evaluation import fit_best_logistic as logistic
+from patchword.evaluation.frozen_features import extract_features, cache_path, read_layer
+from patchword.evaluation.knn_probe import knn_accuracies, weighted_votes
+from patchword.evaluation.logistic_probe import PENALTIES, LogisticModel, fit_best_logistic, recalled, refitted
 from patchword.evaluation.probe import probe
-from patchword.evaluation.ridge_probe import Ridge, draw_shots
+from patchword.evaluation.ridge_probe import RidgeProbe, sample_shots
 from patchword.inference.classifier import Encoder
 from patchword.inspection import capture
 
@@ -47,24 +47,24 @@ def published_few_shot(x: np.ndarray, y: np.ndarray, asked: np.ndarray, classes:
 def test_few_shot_is_big_vision_s(count: int, l2: float) -> None:
     (x, y), (asked, _) = clouds(count, 24), clouds(40, 24, seed=1)
     expected = published_few_shot(x.double().numpy(), y.numpy(), asked.double().numpy(), 5, l2)
-    np.testing.assert_allclose(Ridge(x, y, 5).scores(asked, l2).numpy(), expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(RidgeProbe(x, y, 5).scores(asked, l2).numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_neighbours_are_scikit_learn_s() -> None:
     (x, y), (asked, truth) = clouds(200, 16), clouds(50, 16, seed=1)
     other = KNeighborsClassifier(9, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07), algorithm="brute")
     near, places = (torch.nn.functional.normalize(asked) @ torch.nn.functional.normalize(x).T).topk(9)
-    found = votes(near, y[places], 5).numpy()
+    found = weighted_votes(near, y[places], 5).numpy()
     expected = other.fit(x.numpy(), y.numpy()).predict_proba(asked.numpy())
     np.testing.assert_allclose(found / found.sum(axis=1, keepdims=True), expected, atol=1e-4)
-    accuracy = neighbour_accuracies(x, y, asked, truth, 5, [1, 9])
+    accuracy = knn_accuracies(x, y, asked, truth, 5, [1, 9])
     assert accuracy[9] == pytest.approx((expected.argmax(axis=1) == truth.numpy()).mean())
     assert accuracy[1] == pytest.approx((y[places[:, 0]] == truth).double().mean())
 
 
 def test_logistic_regression_is_scikit_learn_s() -> None:
     (x, y), (held, held_y) = clouds(300, 16), clouds(100, 16, seed=1)
-    found = logistic_probe(x, y, held, held_y, 5)
+    found = fit_best_logistic(x, y, held, held_y, 5)
     raw = x.double().numpy()
     scaled = (raw - raw.mean(axis=0)) / raw.std(axis=0, ddof=1)
     other = LogisticRegression(C=1 / (2 * len(x) * found.penalty), tol=1e-8, max_iter=2000).fit(scaled, y.numpy())
@@ -91,17 +91,17 @@ def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
     old = LogisticModel(
         torch.cat([others, known.weight.flip(1)], 1), torch.cat([torch.zeros(3).double() - 9, known.bias.flip(0)])
     )
-    plain, found = logistic_probe(x, y, held, held_y, 5), logistic_probe(x, y, held, held_y, 5, old)
+    plain, found = fit_best_logistic(x, y, held, held_y, 5), fit_best_logistic(x, y, held, held_y, 5, old)
 
     def accuracy(probe: LogisticModel) -> float:
         return float((probe.scores(held).argmax(1) == held_y).double().mean())
 
-    assert found.recalls and accuracy(found) > accuracy(plain) + 0.1, (accuracy(found), accuracy(plain))
+    assert found.from_head and accuracy(found) > accuracy(plain) + 0.1, (accuracy(found), accuracy(plain))
     ignorant = LogisticModel(
         torch.randn(64, 8, generator=torch.Generator().manual_seed(1)).double(), torch.zeros(8).double()
     )
-    kept = logistic_probe(x, y, held, held_y, 5, ignorant)
-    assert not kept.recalls and torch.equal(kept.weight, plain.weight), "one that knows nothing is not recalled"
+    kept = fit_best_logistic(x, y, held, held_y, 5, ignorant)
+    assert not kept.from_head and torch.equal(kept.weight, plain.weight), "one that knows nothing is not recalled"
 
 
 def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +110,14 @@ def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytes
     penalties: list[float] = []
     fit = logistic.fitted
     monkeypatch.setattr(logistic, "fitted", lambda *given: (penalties.append(given[-1]), fit(*given))[1])
-    found = logistic_probe(x, y, held, held_y, 5)
+    found = fit_best_logistic(x, y, held, held_y, 5)
     assert penalties == list(PENALTIES[: PENALTIES.index(found.penalty) + 2])
     assert len(penalties) < len(PENALTIES)
     for old in (None, LogisticModel(torch.eye(16, 8).double(), torch.zeros(8).double())):
         penalties.clear()
-        hasty = logistic_probe(x, y, held, held_y, 5, old, seconds=0.0)
+        hasty = fit_best_logistic(x, y, held, held_y, 5, old, seconds=0.0)
         assert penalties == [PENALTIES[0]]
-        assert hasty.recalls == (old is not None)
+        assert hasty.from_head == (old is not None)
 
 
 def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None:
@@ -136,12 +136,12 @@ def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None
 
 def test_shots_are_of_every_class_and_depend_on_the_seed() -> None:
     targets = np.array([0] * 9 + [1] * 5 + [2] * 7)
-    chosen = draw_shots(targets, 4, seed=1)
+    chosen = sample_shots(targets, 4, seed=1)
     assert np.bincount(targets[chosen]).tolist() == [4, 4, 4]
     assert len(set(chosen)) == 12
-    assert not np.array_equal(chosen, draw_shots(targets, 4, seed=2))
+    assert not np.array_equal(chosen, sample_shots(targets, 4, seed=2))
     with pytest.raises(DataError, match="Class 1 has only 5"):
-        draw_shots(targets, 6, seed=0)
+        sample_shots(targets, 6, seed=0)
 
 
 @pytest.fixture
@@ -160,22 +160,22 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = Encoder(checkpoint_of(VITS["class"]))
+    encoder = Encoder(make_checkpoint(VITS["class"]))
     source = resolve_dataset(str(photos)).splits["train"]
-    first = features(encoder, source)
+    first = extract_features(encoder, source)
     picture = encoder.preprocess.normalize(encoder.pixels(source.name(3))[None])
     with torch.inference_mode():
         torch.testing.assert_close(first[3:4], encoder.model.embed_images(picture))
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "each", lambda *_: pytest.fail("computed again"))
-        assert torch.equal(features(encoder, source), first)
-    place = kept_at(encoder, source, None)
+        assert torch.equal(extract_features(encoder, source), first)
+    place = cache_path(encoder, source, None)
     assert place is not None
     place.write_bytes(place.read_bytes()[:-100])  # a damaged file is not believed
-    assert torch.equal(features(encoder, source), first)
+    assert torch.equal(extract_features(encoder, source), first)
     Image.new("RGB", (32, 32), "green").save(source.name(3))  # nor is a file of other pictures
-    assert not torch.equal(features(encoder, source)[3], first[3])
-    assert kept_at(encoder, source, 0) != kept_at(encoder, source, 1)
+    assert not torch.equal(extract_features(encoder, source)[3], first[3])
+    assert cache_path(encoder, source, 0) != cache_path(encoder, source, 1)
 
 
 def test_features_that_cannot_be_kept_are_still_computed(
@@ -184,38 +184,38 @@ def test_features_that_cannot_be_kept_are_still_computed(
     (tmp_path / "cache").write_text("not a folder")
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
     source = resolve_dataset(str(photos)).splits["train"]
-    assert len(features(Encoder(checkpoint_of(VITS["class"])), source)) == len(source)
+    assert len(extract_features(Encoder(make_checkpoint(VITS["class"])), source)) == len(source)
     assert "not kept" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_read_is_named(photos: Path) -> None:
     (photos / "train/red/4.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"red.4\.png"):
-        probe(checkpoint_of(VITS["class"]), str(photos))
+        probe(make_checkpoint(VITS["class"]), str(photos))
 
 
 @pytest.mark.parametrize("name", VITS)
 def test_layers(name: str) -> None:
-    model = checkpoint_of(VITS[name]).build_model()
+    model = make_checkpoint(VITS[name]).build_model()
     images = torch.randn(2, model.config.in_channels, *model.config.image_size)
     with torch.no_grad():
         tokens = capture.features(model, images, [1])["blocks.1"]
         mean = tokens[:, model.config.num_prefix :].mean(dim=1)
         both = torch.cat([tokens[:, 0], mean], dim=1)
         whole = {"class": tokens[:, 0], "class+average": both}.get(model.config.pooling, mean)
-        torch.testing.assert_close(reading(model, 1, images), whole)
-        torch.testing.assert_close(reading(model, None, images), model.embed_images(images))
+        torch.testing.assert_close(read_layer(model, 1, images), whole)
+        torch.testing.assert_close(read_layer(model, None, images), model.embed_images(images))
 
 
 def test_a_resnet_has_no_layers(photos: Path) -> None:
-    model = checkpoint_of(next(iter(RESNETS.values())))
+    model = make_checkpoint(next(iter(RESNETS.values())))
     assert probe(model, str(photos), shots=(5,)).logistic == 1.0
     with pytest.raises(ConfigError, match="Only a ViT has blocks"):
         probe(model, str(photos), layer=0)
 
 
 def test_colours_are_told_apart_without_training(photos: Path) -> None:
-    found = probe(checkpoint_of(VITS["average"]), str(photos), shots=(1, 5, 50), seeds=3)
+    found = probe(make_checkpoint(VITS["average"]), str(photos), shots=(1, 5, 50), seeds=3)
     assert set(found.few_shot) == {1, 5} and found.left_out == (50,), "no class has fifty pictures"
     assert found.train == 24
     assert found.test == 12

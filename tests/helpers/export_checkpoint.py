@@ -2,7 +2,7 @@
 
 import torch
 
-from helpers.model_zoo import lively
+from helpers.model_zoo import random_model
 from patchword.checkpoints import Checkpoint
 from patchword.config import ViTConfig
 from patchword.data.preprocess import HALF, Preprocess
@@ -13,10 +13,10 @@ TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), embed_dim=48, depth=2, 
 LABELS = ("cat", "dog", "eft", "fox", "gnu")
 
 
-def checkpoint_of(config: ViTConfig) -> Checkpoint:
+def make_checkpoint(config: ViTConfig) -> Checkpoint:
     channels = config.in_channels
     preprocess = Preprocess(config.image_size, crop=0.9, mean=HALF[:channels], std=HALF[:channels])
-    tensors = dict(lively(config).state_dict())
+    tensors = dict(random_model(config).state_dict())
     made = Checkpoint(config, tensors, preprocess, labels=LABELS, temperature=1.3)
     with torch.no_grad():  # so that not all pictures are of the same class
         tensors["head.bias"] -= 1.3 * ExportableModel(made)(sample_images(preprocess)).mean(dim=0)

@@ -16,7 +16,7 @@ VITS = {
     "probe and class token": BASE.replace(pooling="attention"),
     "registers": BASE.replace(num_registers=3),
     "distilled": BASE.replace(distillation=True),
-    "grey": BASE.replace(in_channels=1),
+    "gray": BASE.replace(in_channels=1),
     "relative": BASE.replace(pos_embed="relative", class_token=False, pooling="average"),
     "rotary": BASE.replace(pos_embed="rotary", embed_dim=24, head_dim=8),
     "no positions": BASE.replace(pos_embed="none"),
@@ -34,8 +34,8 @@ RESNETS = {
 }
 
 
-def lively(config: ViTConfig | ResNetConfig, seed: int = 0) -> Model:
-    """Random weights, the head's too, which would be zero."""
+def random_model(config: ViTConfig | ResNetConfig, seed: int = 0) -> Model:
+    """Builds a model with random weights, also in the head, which would start at zero."""
     torch.manual_seed(seed)
     model = build_model(config).eval()
     for name, parameter in model.named_parameters():
@@ -44,8 +44,8 @@ def lively(config: ViTConfig | ResNetConfig, seed: int = 0) -> Model:
     return model
 
 
-def checkpoint_of(config: ViTConfig | ResNetConfig) -> Checkpoint:
+def make_checkpoint(config: ViTConfig | ResNetConfig) -> Checkpoint:
     mean = (0.5,) * config.in_channels
-    prepared = Preprocess(size=config.image_size, mean=mean, std=mean)
+    preprocess = Preprocess(size=config.image_size, mean=mean, std=mean)
     labels = (*tuple(f"class {i}, also <{i}>" for i in range(config.num_classes - 1)), r"$\\broken{ 猫猫")
-    return Checkpoint(config, dict(lively(config).state_dict()), prepared, labels)
+    return Checkpoint(config, dict(random_model(config).state_dict()), preprocess, labels)

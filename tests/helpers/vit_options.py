@@ -7,10 +7,10 @@ from patchword.config import ViTConfig
 from patchword.models import ViT, build_model
 
 BASE = ViTConfig(image_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, mlp_dim=96, num_classes=5)
-OPTIONS: dict[str, dict] = {
+OPTIONS: dict[str, dict[str, object]] = {
     "plain": {},
     "learned_2d": {"pos_embed": "learned_2d"},
-    "relative": {"pos_embed": "relative", "pooling": "average"},  # the class token has no place, so no offset
+    "relative": {"pos_embed": "relative", "pooling": "average"},  # the class token has no offset
     "sincos": {"pos_embed": "sincos"},
     "rotary": {"pos_embed": "rotary"},
     "none": {"pos_embed": "none"},
@@ -36,8 +36,8 @@ OPTIONS: dict[str, dict] = {
 }
 
 
-def make(seed: int = 0, **changes: object) -> ViT:
-    """A small model in which every parameter counts: none is zero, as the head is at the start."""
+def make_vit(seed: int = 0, **changes: object) -> ViT:
+    """Builds a small model with random weights everywhere, also in the head, which would start at zero."""
     torch.manual_seed(seed)
     model = build_model(BASE.replace(**changes)).eval()
     for parameter in model.parameters():
@@ -45,6 +45,7 @@ def make(seed: int = 0, **changes: object) -> ViT:
     return model
 
 
-def pictures(model: ViT, batch: int = 2) -> Tensor:
+def random_images(model: ViT, batch: int = 2) -> Tensor:
+    """Random images of the model's input size."""
     torch.manual_seed(1)
     return torch.randn(batch, model.config.in_channels, *model.config.image_size)

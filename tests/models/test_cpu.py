@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.tiny_trainer import trainer
-from helpers.vit_options import OPTIONS, make, pictures
+from helpers.vit_options import OPTIONS, make_vit, random_images
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import DistillConfig
 from patchword.data.preprocess import HALF, Preprocess
@@ -29,7 +29,7 @@ needs_bf16 = pytest.mark.skipif(not probe_capabilities().bf16_works, reason="thi
 
 def pair(**options: object) -> tuple[ViT, ViT]:
     """The same model twice, plain and optimized."""
-    model = make(**options)
+    model = make_vit(**options)
     return model, optimize_for_cpu(copy.deepcopy(model))
 
 
@@ -37,7 +37,7 @@ def pair(**options: object) -> tuple[ViT, ViT]:
 def test_optimized_equals_plain(option: str) -> None:
     """Logits with and without gradients, and the gradients, which are bit-identical in fp32; names of tensors, too."""
     plain, fast = pair(**OPTIONS[option])
-    images = pictures(plain)
+    images = random_images(plain)
     assert any(isinstance(m, CPUAttention) for m in fast.modules())
     assert list(fast.state_dict()) == list(plain.state_dict())
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_training_in_bf16_equals_the_fused_kernel(option: str) -> None:
 @needs_bf16
 def test_dropout_of_attention_stays() -> None:
     """Attention in steps has no dropout; where there is some, the fused kernel computes it."""
-    attend = optimize_for_cpu(make(dropout=0.5)).blocks[0].attention.attend.train()
+    attend = optimize_for_cpu(make_vit(dropout=0.5)).blocks[0].attention.attend.train()
     q, k = torch.randn(2, 2, 3, 17, 16, dtype=torch.bfloat16, requires_grad=True)
     v = torch.ones_like(k)
     torch.testing.assert_close(attend.eval()(q, k, v), v)  # rows of weights sum to one
@@ -84,7 +84,7 @@ def test_only_the_known_classes_are_swapped() -> None:
     class Special(Attention):
         pass
 
-    model = make(pooling="attention")
+    model = make_vit(pooling="attention")
     model.blocks[1].attention.__class__ = Special
     optimize_for_cpu(model)
     kinds = [type(block.attention) for block in model.blocks]
@@ -95,7 +95,7 @@ def test_only_the_known_classes_are_swapped() -> None:
     assert type(copy.deepcopy(model).blocks[0].attention) is CPUAttention
 
 
-# Nothing is hidden
+# Hooks
 
 WATCHED = ("attention.qkv", "attention.attend", "attention.out", "mlp.fc1", "mlp.drop", "mlp.fc2", "mlp", "attention")
 
@@ -129,15 +129,15 @@ def hidden_from(kind: str, name: str, model: ViT, run: nn.Module, images: Tensor
 @pytest.mark.parametrize("kind", ["hook", "pre-hook", "wrapper"])
 @pytest.mark.parametrize("merging", [False, True], ids=["whole", "token merging"])
 def test_hooks_on_inner_modules_see_everything(kind: str, merging: bool) -> None:
-    model = optimize_for_cpu(make())
+    model = optimize_for_cpu(make_vit())
     run = TokenMergingViT(model, (1, 1, 1)) if merging else model
     names = [n for n in WATCHED if not (merging and n == "attention")]  # merging happens inside the attention's branch
-    assert [n for n in names if hidden_from(kind, n, model, run, pictures(model))] == []
+    assert [n for n in names if hidden_from(kind, n, model, run, random_images(model))] == []
 
 
 def test_a_hook_on_a_layer_inside_another_sees_what_it_returned() -> None:
     """GELU in place would change it."""
-    mlp = optimize_for_cpu(make()).blocks[0].mlp
+    mlp = optimize_for_cpu(make_vit()).blocks[0].mlp
     inner = mlp.fc1
     mlp.fc1 = nn.Sequential(inner)
     seen = []
@@ -149,11 +149,11 @@ def test_a_hook_on_a_layer_inside_another_sees_what_it_returned() -> None:
 
 
 def test_a_global_hook_sees_every_module() -> None:
-    model, names = optimize_for_cpu(make()), []
+    model, names = optimize_for_cpu(make_vit()), []
     handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: names.append(type(m).__name__))
     try:
         with torch.no_grad():
-            model(pictures(model))
+            model(random_images(model))
     finally:
         handle.remove()
     assert names.count("Linear") == 1 + 4 * 3 + 1
@@ -169,10 +169,10 @@ def test_the_input_of_an_mlp_is_not_changed(activation: str) -> None:
         assert torch.equal(x, before)
 
 
-# Together with what replaces layers
+# Together with replaced layers
 
 
-def test_lora_and_optimization_go_together_in_either_order() -> None:
+def test_lora_and_optimization_in_either_order() -> None:
     plain, fast = pair()
     first, second = copy.deepcopy(fast), copy.deepcopy(plain)
     for model in (plain, first, second):
@@ -182,7 +182,7 @@ def test_lora_and_optimization_go_together_in_either_order() -> None:
     for name, parameter in itertools.chain(*(m.named_parameters() for m in (plain, first, second))):
         if name.endswith(".up"):
             nn.init.ones_(parameter)
-    images = pictures(plain)
+    images = random_images(plain)
     with torch.no_grad():
         expected = plain(images)
         assert torch.equal(first(images), expected)
@@ -190,16 +190,18 @@ def test_lora_and_optimization_go_together_in_either_order() -> None:
         assert (fast(images) - expected).abs().max() > 0.01
 
 
-def test_int8_and_optimization_go_together() -> None:
+def test_int8_and_optimization() -> None:
     plain, fast = pair()
-    images = pictures(plain)
+    images = random_images(plain)
     with torch.no_grad():
-        torch.testing.assert_close(quantize_linear_layers(fast)(images), quantize_linear_layers(plain)(images), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            quantize_linear_layers(fast)(images), quantize_linear_layers(plain)(images), rtol=1e-5, atol=1e-5
+        )
 
 
-def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
+def test_classifier_and_engines_optimize_their_models() -> None:
     """The classifier, which evaluation and the server use, and what all other engines are made from."""
-    model = make()
+    model = make_vit()
     checkpoint = Checkpoint(model.config, dict(model.state_dict()), Preprocess((32, 32), mean=HALF, std=HALF))
     assert is_optimized(Classifier(checkpoint).model)
     assert is_optimized(ExportableModel(checkpoint))
@@ -207,7 +209,7 @@ def test_what_runs_models_on_a_cpu_optimizes_them() -> None:
 
 def test_training_optimizes_its_models(tmp_path: Path) -> None:
     """The model, its average, the copies that share its weights, and the teacher."""
-    model = make(num_classes=4, image_size=(16, 16), in_channels=1)
+    model = make_vit(num_classes=4, image_size=(16, 16), in_channels=1)
     labels = tuple(f"stripe {i}" for i in range(4))
     preprocess = Preprocess((16, 16), mean=HALF[:1], std=HALF[:1])
     write_checkpoint(tmp_path / "teacher", Checkpoint(model.config, dict(model.state_dict()), preprocess, labels))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helpers.vit_options import BASE, OPTIONS, make, pictures
+from helpers.vit_options import BASE, OPTIONS, make_vit, random_images
 from patchword.config import ResNetConfig
 from patchword.errors import ConfigError
 from patchword.inspection.capture import attention_maps, features
@@ -24,8 +24,8 @@ from patchword.models.resnet import StdConv2d, pad_same
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option(option: str) -> None:
     """Shapes; a batch equals singles; every parameter matters; fused attention is what the maps say; resizing works."""
-    model = make(**OPTIONS[option])
-    images = pictures(model)
+    model = make_vit(**OPTIONS[option])
+    images = random_images(model)
     logits = model(images)
     assert logits.shape == (2, 5)
     torch.testing.assert_close(torch.cat([model(images[:1]), model(images[1:])]), logits, rtol=1e-5, atol=2e-5)
@@ -58,8 +58,8 @@ def check_maps(model: ViT, images: Tensor) -> None:
 
 def test_the_paper_by_hand() -> None:
     """The whole model in plain formulas: equations 1 to 4 of the paper."""
-    model = make()
-    images, state = pictures(model), dict(model.named_parameters())
+    model = make_vit()
+    images, state = random_images(model), dict(model.named_parameters())
 
     def norm(x: Tensor, name: str) -> Tensor:
         y = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
@@ -121,8 +121,8 @@ def test_patches_that_do_not_fit() -> None:
 
 def test_patches_as_data() -> None:
     """The flattened sequence x_p in place of the image gives the same result; so does a convolution."""
-    model = make()
-    images = pictures(model)
+    model = make_vit()
+    images = random_images(model)
     patches = patchify(images, (8, 8))
     assert torch.equal(model(patches), model(images))
     kernel = model.patch_embed.proj.weight.view(48, 3, 8, 8)
@@ -132,11 +132,11 @@ def test_patches_as_data() -> None:
 
 def test_a_wrong_image_size_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"\(B, 3, 32, 32\), not \(1, 3, 40, 32\).* another image_size"):
-        make()(torch.zeros(1, 3, 40, 32))
+        make_vit()(torch.zeros(1, 3, 40, 32))
     with pytest.raises(ConfigError, match="another in_channels"):
-        make()(torch.zeros(1, 1, 32, 32))
+        make_vit()(torch.zeros(1, 1, 32, 32))
     with pytest.raises(ConfigError, match=r"not \(1, 16, 191\)"):
-        make()(torch.zeros(1, 16, 191))
+        make_vit()(torch.zeros(1, 16, 191))
 
 
 # Positions
@@ -144,21 +144,21 @@ def test_a_wrong_image_size_is_reported() -> None:
 
 @pytest.mark.parametrize("kind", ["learned", "learned_2d", "relative", "sincos", "rotary"])
 def test_positions_break_permutation_symmetry(kind: str) -> None:
-    model = make(pos_embed=kind, pooling="average")
-    patches = patchify(pictures(model), (8, 8))
+    model = make_vit(pos_embed=kind, pooling="average")
+    patches = patchify(random_images(model), (8, 8))
     assert (model(patches) - model(patches.flip(1))).abs().max() > 1e-3
 
 
 def test_without_positions_the_order_of_patches_is_invisible() -> None:
-    model = make(pos_embed="none")
-    patches = patchify(pictures(model), (8, 8))
+    model = make_vit(pos_embed="none")
+    patches = patchify(random_images(model), (8, 8))
     torch.testing.assert_close(model(patches.flip(1)), model(patches), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["relative", "rotary"])
 def test_relative_positions_see_only_offsets(kind: str) -> None:
     """The score between two patches of the same content stays when both move by the same offset."""
-    model = make(pos_embed=kind, class_token=False, pooling="average")
+    model = make_vit(pos_embed=kind, class_token=False, pooling="average")
     attention = model.blocks[0].attention
     x = torch.randn(1, 1, 48).expand(1, 16, 48)  # the same content everywhere
     q, k, _ = attention.project(x)
@@ -179,10 +179,10 @@ def test_small_pictures_in_training_are_seen_as_a_corner(attention: str) -> None
         "window_size": 3,
         "num_registers": 2,
     }
-    model, small = make(image_size=(40, 48), **kind), make(seed=1, image_size=(24, 32), **kind)
+    model, small = make_vit(image_size=(40, 48), **kind), make_vit(seed=1, image_size=(24, 32), **kind)
     state = {n: t[:, 2:-2, 2:-2] if n.endswith("relative") else t for n, t in model.state_dict().items()}
     small.load_state_dict(state)
-    images = pictures(small)
+    images = random_images(small)
     torch.testing.assert_close(model.train()(images), small(images))
     with pytest.raises(ConfigError, match="another image_size"):
         model(torch.zeros(1, 3, 48, 48))
@@ -191,7 +191,7 @@ def test_small_pictures_in_training_are_seen_as_a_corner(attention: str) -> None
 
 
 def test_learned_2d_is_row_beside_column() -> None:
-    model = make(pos_embed="learned_2d", image_size=(32, 64))
+    model = make_vit(pos_embed="learned_2d", image_size=(32, 64))
     _, table = model.positions.tables()
     expected = torch.cat([model.positions.rows[2], model.positions.columns[5]])
     assert torch.equal(table[0, 2 * 8 + 5], expected)
@@ -203,7 +203,7 @@ def test_sincos_is_fixed_and_two_dimensional() -> None:
     assert torch.equal(table[1, 0, 8:], table[1, 4, 8:])  # the second the row
     torch.testing.assert_close(table[0, 1, 0], torch.tensor(1.0).sin())
     torch.testing.assert_close(table[2, 0, 15], torch.tensor(2e-4).cos())
-    assert "positions.table" not in make(pos_embed="sincos").state_dict()
+    assert "positions.table" not in make_vit(pos_embed="sincos").state_dict()
 
 
 @pytest.mark.parametrize("mode", ["google", "timm", "transformers", "torchvision", "dinov2"])
@@ -228,25 +228,25 @@ def test_google_resampling_is_scipys_zoom() -> None:
 
 
 def test_resizing_keeps_prefix_positions() -> None:
-    model = make(num_registers=2, pos_embed_prefix=3)
+    model = make_vit(num_registers=2, pos_embed_prefix=3)
     bigger = adapt_model(model, image_size=48)
     assert torch.equal(bigger.positions.table[:, :3], model.positions.table[:, :3])
     assert bigger.positions.table.shape == (1, 3 + 36, 48)
     same = adapt_model(model, image_size=32)
-    assert torch.equal(same(pictures(model)), model(pictures(model)))
+    assert torch.equal(same(random_images(model)), model(random_images(model)))
 
 
 # Pooling and heads
 
 
 def test_average_pooling_leaves_prefix_tokens_out() -> None:
-    model = make(pooling="average", num_registers=3)
+    model = make_vit(pooling="average", num_registers=3)
     tokens = torch.randn(2, 20, 48)
     torch.testing.assert_close(model.pool(tokens), tokens[:, 4:].mean(1))
 
 
 def test_attention_pooling_by_hand() -> None:
-    pool = make(pooling="attention").pool
+    pool = make_vit(pooling="attention").pool
     tokens = torch.randn(2, 17, 48)
     patches = tokens[:, 1:]
     q, (k, v) = pool.q(pool.probe)[0, 0], pool.kv(patches).chunk(2, dim=-1)
@@ -263,15 +263,15 @@ def test_attention_pooling_by_hand() -> None:
 
 def test_class_and_average_side_by_side() -> None:
     tokens = torch.randn(2, 17, 48)
-    pooled = make(pooling="class+average").pool(tokens)
+    pooled = make_vit(pooling="class+average").pool(tokens)
     torch.testing.assert_close(pooled, torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], dim=1))
 
 
 def test_two_heads_are_averaged() -> None:
-    model = make(distillation=True)
-    first, second = model.forward_distilled(pictures(model))
+    model = make_vit(distillation=True)
+    first, second = model.forward_distilled(random_images(model))
     assert (first - second).abs().max() > 0.01
-    torch.testing.assert_close(model(pictures(model)), (first + second) / 2)
+    torch.testing.assert_close(model(random_images(model)), (first + second) / 2)
 
 
 def test_build_chooses_the_distilled_model() -> None:
@@ -284,8 +284,8 @@ def test_build_chooses_the_distilled_model() -> None:
 
 
 def test_pre_logits_is_a_tanh_layer() -> None:
-    model = make(pre_logits=20)
-    tokens = model.forward_features(pictures(model))
+    model = make_vit(pre_logits=20)
+    tokens = model.forward_features(random_images(model))
     torch.testing.assert_close(model.forward_pool(tokens), torch.tanh(model.pre_logits(tokens[:, 0])))
 
 
@@ -295,27 +295,27 @@ def test_a_new_head_is_zero() -> None:
 
 
 def test_replacing_the_head_keeps_the_trunk() -> None:
-    model = make(pre_logits=20)
+    model = make_vit(pre_logits=20)
     fine = adapt_model(model, num_classes=9)
     assert fine.pre_logits is None
     assert fine.config.pre_logits is None
-    assert torch.equal(fine(pictures(model)), torch.zeros(2, 9))
-    assert torch.equal(fine.forward_features(pictures(model)), model.forward_features(pictures(model)))
-    assert adapt_model(fine, num_classes=0)(pictures(model)).shape == (2, 48)
+    assert torch.equal(fine(random_images(model)), torch.zeros(2, 9))
+    assert torch.equal(fine.forward_features(random_images(model)), model.forward_features(random_images(model)))
+    assert adapt_model(fine, num_classes=0)(random_images(model)).shape == (2, 48)
 
 
 # Blocks
 
 
 def test_post_norm() -> None:
-    block = make(post_norm=True).blocks[0]
+    block = make_vit(post_norm=True).blocks[0]
     x = torch.randn(2, 17, 48)
     middle = block.norm1(x + block.attention(x))
     torch.testing.assert_close(block(x), block.norm2(middle + block.mlp(middle)))
 
 
 def test_layer_scale() -> None:
-    model = make(layer_scale=0.1)
+    model = make_vit(layer_scale=0.1)
     block, x = model.blocks[0], torch.randn(2, 17, 48)
     middle = x + block.add1.gamma * block.attention(block.norm1(x))
     torch.testing.assert_close(block(x), middle + block.add2.gamma * block.mlp(block.norm2(middle)))
@@ -323,20 +323,20 @@ def test_layer_scale() -> None:
 
 
 def test_query_key_norm() -> None:
-    attention = make(qk_norm=True).blocks[0].attention
+    attention = make_vit(qk_norm=True).blocks[0].attention
     x = torch.randn(1, 17, 48)
     raw = attention.qkv(x)[..., :48].view(1, 17, 3, 16).transpose(1, 2)
     torch.testing.assert_close(attention.project(x)[0], attention.q_norm(raw))
 
 
 def test_swiglu() -> None:
-    mlp, x = make(activation="swiglu").blocks[0].mlp, torch.randn(2, 3, 48)
+    mlp, x = make_vit(activation="swiglu").blocks[0].mlp, torch.randn(2, 3, 48)
     gate, value = mlp.fc1(x).chunk(2, dim=-1)
     torch.testing.assert_close(mlp(x), mlp.fc2(gate * gate.sigmoid() * value))
 
 
 def test_axial_attention_follows_rows_then_columns() -> None:
-    maps = attention_maps(make(attention_pattern="axial"), torch.randn(1, 3, 32, 32))
+    maps = attention_maps(make_vit(attention_pattern="axial"), torch.randn(1, 3, 32, 32))
     seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)  # from (y, x) to (y', x')
     assert torch.equal(seen[1, 2], torch.tensor([[0] * 4, [1] * 4, [0] * 4, [0] * 4]).bool())
     seen = (maps[1][0, 0, 1:, 1:] > 0).view(4, 4, 4, 4)
@@ -347,7 +347,7 @@ def test_axial_attention_follows_rows_then_columns() -> None:
 
 def test_local_attention_sees_a_window() -> None:
     maps = attention_maps(
-        make(attention_pattern="local", window_size=3, image_size=(32, 48)), torch.randn(1, 3, 32, 48)
+        make_vit(attention_pattern="local", window_size=3, image_size=(32, 48)), torch.randn(1, 3, 32, 48)
     )
     seen = (maps[0][0, 0, 1:, 1:] > 0).view(4, 6, 4, 6)
     expected = torch.zeros(4, 6, dtype=torch.bool)
@@ -382,18 +382,18 @@ def test_blocks_differ_at_the_start() -> None:
 
 
 def test_regularisation_rests_at_evaluation() -> None:
-    model = make(dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    model = make_vit(dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     plain = build_model(BASE).eval()
     plain.load_state_dict(model.state_dict())
-    assert torch.equal(model(pictures(model)), plain(pictures(model)))
-    images = pictures(model)
+    assert torch.equal(model(random_images(model)), plain(random_images(model)))
+    images = random_images(model)
     model.train()
     assert not torch.equal(model(images), model(images))
 
 
 def test_patch_dropout_keeps_some_patches_in_order_with_their_positions() -> None:
-    model = make(patch_dropout=0.75).train()
-    images = pictures(model)
+    model = make_vit(patch_dropout=0.75).train()
+    images = random_images(model)
     tokens, kept = model.embed_patches(images), model.eval().embed_patches(images)
     assert tokens.shape == (2, 1 + 4, 48)
     for image in range(2):
@@ -404,18 +404,18 @@ def test_patch_dropout_keeps_some_patches_in_order_with_their_positions() -> Non
 
 
 def test_drop_path_drops_whole_branches_and_keeps_the_mean() -> None:
-    add = make(drop_path=0.5).blocks[2].add1.train()
+    add = make_vit(drop_path=0.5).blocks[2].add1.train()
     out = add(torch.ones(4000, 2, 48))
     assert set(out.unique().tolist()) == {0.0, 2.0}
     assert (out == out[:, :1, :1]).all()
     assert 0.45 < (out[:, 0, 0] == 0).float().mean() < 0.55
-    assert make(drop_path=0.5).blocks[0].add1.drop_path == 0  # the first block is always there
+    assert make_vit(drop_path=0.5).blocks[0].add1.drop_path == 0  # the first block is always there
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
-    plain, again = make().train(), make(grad_checkpointing=True).train()
+    plain, again = make_vit().train(), make_vit(grad_checkpointing=True).train()
     for model in (plain, again):
-        model(pictures(model)).square().sum().backward()
+        model(random_images(model)).square().sum().backward()
     for (name, a), b in zip(plain.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad), name
 
@@ -424,20 +424,20 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 
 
 def test_features_are_named() -> None:
-    model = make(pre_logits=20)
-    found = features(model, pictures(model), layers=[0, -1])
+    model = make_vit(pre_logits=20)
+    found = features(model, random_images(model), layers=[0, -1])
     blocks = [f"blocks.{i}{part}" for i in (0, 2) for part in ("", ".attention", ".mlp")]
     assert set(found) == {"stem", "patch_embed", "positions", *blocks, "norm", "pool", "pre_logits", "head"}
-    torch.testing.assert_close(found["norm"], model.forward_features(pictures(model)))
-    torch.testing.assert_close(found["head"], model(pictures(model)))
+    torch.testing.assert_close(found["norm"], model.forward_features(random_images(model)))
+    torch.testing.assert_close(found["head"], model(random_images(model)))
     assert not any(m._forward_hooks for m in model.modules())
     with pytest.raises(ConfigError, match="no layer 3"):
-        features(model, pictures(model), layers=[3])
+        features(model, random_images(model), layers=[3])
 
 
 def test_maps_of_chosen_layers_only() -> None:
-    model = make(num_registers=2)
-    maps = attention_maps(model, pictures(model), layers=[-1])
+    model = make_vit(num_registers=2)
+    maps = attention_maps(model, random_images(model), layers=[-1])
     assert list(maps) == [2]
     assert maps[2].shape == (2, 3, 19, 19)
 
@@ -445,8 +445,8 @@ def test_maps_of_chosen_layers_only() -> None:
 @pytest.mark.filterwarnings("ignore")  # torch.export warns of its own internals
 @pytest.mark.parametrize("option", ["plain", "relative", "rotary", "map", "hybrid", "conv stem"])
 def test_the_model_exports(option: str) -> None:
-    model = make(**OPTIONS[option])
-    images = pictures(model)
+    model = make_vit(**OPTIONS[option])
+    images = random_images(model)
     with torch.no_grad():
         exported = torch.export.export(model, (images,)).module()
         torch.testing.assert_close(exported(images), model(images), rtol=1e-5, atol=1e-5)
@@ -466,7 +466,7 @@ def test_channels_keep_their_sum(old: int, new: int) -> None:
 
 @pytest.mark.parametrize("option", ["plain", "conv stem"])
 def test_a_grey_picture_gives_the_same_answer_in_any_number_of_channels(option: str) -> None:
-    model = make(**OPTIONS[option])
+    model = make_vit(**OPTIONS[option])
     grey = torch.randn(2, 1, 32, 32)
     for channels in (1, 2, 4, 6):
         adapted = adapt_model(model, in_channels=channels)
@@ -477,9 +477,9 @@ def test_a_grey_picture_gives_the_same_answer_in_any_number_of_channels(option: 
 
 def test_only_what_can_be_adapted_is() -> None:
     with pytest.raises(ConfigError, match="depth"):
-        adapt_model(make(), depth=2)
+        adapt_model(make_vit(), depth=2)
     with pytest.raises(ConfigError, match="pre_logits"):
-        adapt_model(make(), pre_logits=10)
+        adapt_model(make_vit(), pre_logits=10)
 
 
 # Residual networks

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.model_zoo import VITS, lively
+from helpers.model_zoo import VITS, random_model
 from patchword.config import ResNetConfig
 from patchword.errors import ConfigError
 from patchword.models.token_merging import TokenMergingViT, merge, merge_schedule, num_read_tokens, reduce_tokens
@@ -17,7 +17,7 @@ FITTING = {
 
 @pytest.mark.parametrize("name", VITS)
 def test_without_merging_it_is_the_model(name: str) -> None:
-    model = lively(VITS[name])
+    model = random_model(VITS[name])
     images = torch.randn(3, model.config.in_channels, *model.config.image_size)
     with torch.no_grad():
         torch.testing.assert_close(TokenMergingViT(model)(images), model(images), atol=1e-5, rtol=1e-4)
@@ -26,7 +26,7 @@ def test_without_merging_it_is_the_model(name: str) -> None:
 def test_what_no_head_reads_is_not_computed() -> None:
     """The last MLP gets the class token alone; where every token is averaged, all of them."""
     for name, seen in (("class", 1), ("average", None)):
-        model, rows = lively(VITS[name]), []
+        model, rows = random_model(VITS[name]), []
         model.blocks[-1].mlp.register_forward_pre_hook(lambda module, args, rows=rows: rows.append(args[0].shape[1]))
         with torch.no_grad():
             reduce_tokens(model)(torch.randn(1, 3, *model.config.image_size))
@@ -40,10 +40,10 @@ def test_patches_that_are_alike_can_be_merged_for_nothing(name: str) -> None:
     config = FITTING[name].replace(pos_embed="none")
     if config.stem != "linear":
         pytest.skip("behind convolutions equal patches do not stay equal at the borders")
-    model = lively(config)
-    h, w = config.grid
-    colours = torch.randn(2, config.in_channels, 1, w)
-    images = colours.repeat(1, 1, config.image_size[0], 1).repeat_interleave(config.image_size[1] // w, dim=3)
+    model = random_model(config)
+    w = config.grid[1]
+    colors = torch.randn(2, config.in_channels, 1, w)
+    images = colors.repeat(1, 1, config.image_size[0], 1).repeat_interleave(config.image_size[1] // w, dim=3)
     merged = [config.num_patches // 4] + [0] * (config.depth - 1)
     with torch.no_grad():
         torch.testing.assert_close(TokenMergingViT(model, merged)(images), model(images), atol=1e-4, rtol=1e-3)
@@ -55,9 +55,10 @@ def test_the_most_alike_are_merged_and_weighed() -> None:
     sizes = torch.tensor([[[1.0], [1.0], [1.0], [1.0], [3.0]]])
     # First half: patches 0 and 2, second: 1 and 3. Nearest of 0 (1, 0) is 3 (0.1), of 2 (-1, 0.1) is 1 (0.1) ...
     found, weights = merge(x, sizes, keys, 1, 1)
-    assert found.shape == (1, 4, 1) and weights.sum() == sizes.sum(), "no patch is lost"
+    assert found.shape == (1, 4, 1)
+    assert weights.sum() == sizes.sum(), "no patch is lost"
     torch.testing.assert_close((found * weights).sum(), (x * sizes).sum())
-    assert found[0, 0, 0] == 5.0, "a prefix token stays what it is"
+    assert found[0, 0, 0] == 5.0, "prefix tokens do not change"
     assert weights.max() == 4.0
     assert found[0, weights[0, :, 0].argmax(), 0] == pytest.approx((1.0 + 3 * 4.0) / 4)
 
@@ -83,24 +84,26 @@ def test_the_first_quarter_merges_nothing() -> None:
 
 def test_more_than_there_are_partners_for() -> None:
     """Down to one patch, and further."""
-    model = lively(VITS["class"].replace(depth=12))
+    model = random_model(VITS["class"].replace(depth=12))
     images = torch.randn(1, 3, *model.config.image_size)
     with torch.no_grad():
         assert TokenMergingViT(model, [1000] * model.config.depth)(images).isfinite().all()
 
 
-def test_a_residual_network_has_no_tokens() -> None:
-    with pytest.raises(ConfigError, match="no tokens to merge"):
-        reduce_tokens(lively(ResNetConfig(image_size=(32, 32), layers=(1, 1, 1), kind="cifar", num_classes=3)), [1])
+def test_resnets_have_no_tokens() -> None:
+    with pytest.raises(ConfigError, match="a ResNet has no tokens"):
+        reduce_tokens(
+            random_model(ResNetConfig(image_size=(32, 32), layers=(1, 1, 1), kind="cifar", num_classes=3)), [1]
+        )
 
 
 @pytest.mark.parametrize("name", ["relative", "rotary", "local", "sin-cos, normed"])
-def test_what_cannot_be_merged_is_told(name: str) -> None:
-    model = lively(VITS[name])
-    with pytest.raises(ConfigError, match="can be merged only"):
+def test_unsupported_models_are_refused(name: str) -> None:
+    model = random_model(VITS[name])
+    with pytest.raises(ConfigError, match="Token merging needs"):
         TokenMergingViT(model, [1] * model.config.depth)
 
 
-def test_a_number_for_each_block() -> None:
-    with pytest.raises(ConfigError, match="each of the 3 blocks"):
-        TokenMergingViT(lively(VITS["class"]), [4])
+def test_one_number_per_block() -> None:
+    with pytest.raises(ConfigError, match="merged must have 3 numbers"):
+        TokenMergingViT(random_model(VITS["class"]), [4])

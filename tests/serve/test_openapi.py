@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from helpers.model_zoo import VITS, checkpoint_of
+from helpers.model_zoo import VITS, make_checkpoint
 from helpers.serving import Server, serving
 from patchword.checkpoints import write_checkpoint
 
@@ -18,7 +18,7 @@ from patchword.checkpoints import write_checkpoint
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served") / "model"
-    write_checkpoint(folder, checkpoint_of(VITS["class"]))
+    write_checkpoint(folder, make_checkpoint(VITS["class"]))
     with serving(folder, "--num-threads", 1) as running:
         yield running
 

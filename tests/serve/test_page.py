@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from helpers.color_classifier import COLOURS, colour_checkpoint
-from helpers.model_zoo import RESNETS, checkpoint_of
+from helpers.model_zoo import RESNETS, make_checkpoint
 from helpers.serving import Server, serving
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import ViTConfig
@@ -243,7 +243,7 @@ def test_accessibility(browser: Browser, server: Server, scheme: Any) -> None:
 
 
 def test_a_model_without_attention(browser: Browser, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint_of(RESNETS["ResNet"]))
+    write_checkpoint(tmp_path / "model", make_checkpoint(RESNETS["ResNet"]))
     with serving(tmp_path / "model", "--num-threads", 1) as each:
         for page in opened(browser, each, {"width": 1000, "height": 700}):
             give(page, picture("red"))

@@ -32,7 +32,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from helpers.command import run
-from helpers.model_zoo import RESNETS, VITS, checkpoint_of
+from helpers.model_zoo import RESNETS, VITS, make_checkpoint
 from helpers.serving import PATIENCE, Server, http_get, http_post, serving
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.inference.classifier import Classifier
@@ -56,7 +56,7 @@ def png(size: tuple[int, int] = (40, 50), seed: int | None = None) -> bytes:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "model"
-    write_checkpoint(path, checkpoint_of(VITS["registers"]))
+    write_checkpoint(path, make_checkpoint(VITS["registers"]))
     return path
 
 
@@ -430,7 +430,7 @@ def test_slow_heads_and_odd_requests(server: Server) -> None:
 def test_labels_that_look_like_indices(tmp_path: Path) -> None:
     """Folders 0 to 11 are sorted as text, so class "10" has the index 2: index= means the index, label= the name."""
     labels = tuple(sorted(str(i) for i in range(5)))
-    checkpoint = dataclasses.replace(checkpoint_of(VITS["class"]), labels=(*labels[:2], "4", "3", "2"))
+    checkpoint = dataclasses.replace(make_checkpoint(VITS["class"]), labels=(*labels[:2], "4", "3", "2"))
     write_checkpoint(tmp_path / "model", checkpoint)
     with serving(tmp_path / "model", "--num-threads", 1) as each:
         for query, index in (("index=2", 2), ("label=2", 4)):
@@ -471,12 +471,12 @@ def test_slow_senders_hold_nobody_up(server: Server) -> None:
         each.close()
 
 
-KINDS = {"probe": VITS["probe"], "hybrid": VITS["hybrid"], "grey": VITS["grey"], "ResNet": RESNETS["ResNet"]}
+KINDS = {"probe": VITS["probe"], "hybrid": VITS["hybrid"], "grey": VITS["gray"], "ResNet": RESNETS["ResNet"]}
 
 
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 def test_every_kind_of_model_is_served(config: Any, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", checkpoint_of(config))
+    write_checkpoint(tmp_path / "model", make_checkpoint(config))
     with serving(tmp_path / "model", "--num-threads", 1) as each:
         for path in ("/v1/predict?explain=true", "/v1/embed"):
             assert post(each, path, png()).status_code == 200
@@ -571,7 +571,7 @@ def test_batches_of_a_slow_model_are_small(seconds: float, kind: str, most: int)
 def test_a_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
     """Pictures that do not fit into the pipe make the sender wait, which is no answer either."""
     config = VITS["class"].replace(image_size=(256, 256), patch_size=(64, 64))
-    write_checkpoint(tmp_path / "model", checkpoint_of(config))
+    write_checkpoint(tmp_path / "model", make_checkpoint(config))
     limits = Limits(answering=1.0)
     with TestClient(create_app(str(tmp_path / "model"), limits, num_threads=1, log=io.StringIO())) as client:
         service = client.app.state.service  # type: ignore[attr-defined]

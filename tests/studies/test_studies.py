@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.command import run
-from helpers.model_zoo import VITS, checkpoint_of
+from helpers.model_zoo import VITS, make_checkpoint
 from helpers.small_study import BASE, little_study
 from patchword.config import DataConfig, OptimConfig, ResNetConfig, ViTConfig
 from patchword.data.resolve import open_data
@@ -184,7 +184,7 @@ def test_operations_are_counted() -> None:
     n, d, m = config.num_patches + 1, config.embed_dim, config.mlp_dim
     patch = 3 * config.patch_size[0] * config.patch_size[1]
     products = (n - 1) * patch * d + n * d * 3 * d + 2 * n * n * d + n * d * d + 2 * n * d * m + d * config.num_classes
-    assert training_flops(checkpoint_of(config)) == 3 * 2 * products
+    assert training_flops(make_checkpoint(config)) == 3 * 2 * products
 
 
 def test_wrong_requests(tmp_path: Path) -> None:
