@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from patchword.data import download as module
-from patchword.data.download import Unreachable, download
+from patchword.data.download import DownloadError, download
 from patchword.errors import DataError
 
 CONTENT = random.Random(0).randbytes(300_000)
@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(module, "_PAUSE", 0.001)
+    monkeypatch.setattr(module, "_BACKOFF", 0.001)
     server = Server()
     yield server
     server.stop()
@@ -153,7 +153,7 @@ def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) ->
 
 def test_tries_end_when_they_bring_nothing_more(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000] + [0] * 20
-    with pytest.raises(Unreachable, match="ended after 100,000 of 300,000 bytes"):
+    with pytest.raises(DownloadError, match="ended after 100,000 of 300,000 bytes"):
         download(server.url, tmp_path / "file", md5=MD5)
     assert len(server.log) == module.TRIES
     assert (tmp_path / "file.part").stat().st_size == 100_000  # for the next run
@@ -163,7 +163,7 @@ def test_tries_end_when_they_bring_nothing_more(server: Server, tmp_path: Path) 
 
 
 def test_a_long_way_may_be_cut_more_often(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROGRESS", 20_000)
+    monkeypatch.setattr(module, "MIN_PROGRESS", 20_000)
     server.cuts = [30_000] * 9
     download(server.url, tmp_path / "file", md5=MD5)
     assert len(server.log) == 10 > module.TRIES
@@ -172,7 +172,7 @@ def test_a_long_way_may_be_cut_more_often(server: Server, tmp_path: Path, monkey
 @pytest.mark.parametrize("validator", ["ETag", "Last-Modified"])
 def test_a_file_that_changed_meanwhile_is_not_stitched_together(server: Server, tmp_path: Path, validator: str) -> None:
     server.headers, server.cuts = {validator: '"one"'}, [100_000] + [0] * 3
-    with pytest.raises(Unreachable):
+    with pytest.raises(DownloadError):
         download(server.url, tmp_path / "file")
     server.headers, server.content = {validator: '"two"'}, OTHER
     download(server.url, tmp_path / "file")
@@ -181,7 +181,7 @@ def test_a_file_that_changed_meanwhile_is_not_stitched_together(server: Server, 
 
 def test_without_a_validator_the_checksum_decides(server: Server, tmp_path: Path) -> None:
     server.headers, server.content, server.cuts = {"ETag": 'W/"weak"'}, OTHER, [100_000] + [0] * 3
-    with pytest.raises(Unreachable):
+    with pytest.raises(DownloadError):
         download(server.url, tmp_path / "file", md5=MD5)
     server.content = CONTENT
     download(server.url, tmp_path / "file", md5=MD5)
@@ -198,7 +198,7 @@ def test_without_validator_and_checksum_nothing_is_resumed(server: Server, tmp_p
 
 def test_a_wrong_file_is_deleted_and_said_so(server: Server, tmp_path: Path) -> None:
     server.content = OTHER
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(DownloadError) as caught:
         download(server.url, tmp_path / "file", md5=MD5)
     assert f"its md5 is {hashlib.md5(OTHER).hexdigest()} where {MD5} is expected" in str(caught.value)
     assert "was deleted" in str(caught.value)
@@ -226,14 +226,14 @@ def test_a_silent_server_is_left_and_resumed(server: Server, tmp_path: Path) -> 
 
 def test_a_server_that_stays_silent_is_given_up(server: Server, tmp_path: Path) -> None:
     server.stalls = [0] * 10
-    with pytest.raises(Unreachable, match="nothing came for 0.1 seconds"):
+    with pytest.raises(DownloadError, match="nothing came for 0.1 seconds"):
         download(server.url, tmp_path / "file", md5=MD5, timeout=0.1)
 
 
 def test_offline_the_message_says_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(DownloadError) as caught:
         download([url, "http://nowhere.invalid/file"], tmp_path / "file", md5=MD5)
     message = str(caught.value)
     for word in (f"{url}: Connection refused", "http://nowhere.invalid/file: ", f"{tmp_path / 'file'}, with md5 {MD5}"):
@@ -251,13 +251,13 @@ def test_a_file_put_there_by_hand_is_taken_if_right(server: Server, tmp_path: Pa
 
 
 def test_another_size_is_refused_before_it_is_fetched(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match="it offers 300,000 bytes where 299,999 are expected"):
+    with pytest.raises(DownloadError, match="it offers 300,000 bytes where 299,999 are expected"):
         download(server.url, tmp_path / "file", size=299_999)
 
 
 def test_a_flood_is_cut_off(server: Server, tmp_path: Path) -> None:
     server.length, server.content = False, CONTENT * 20
-    with pytest.raises(Unreachable, match=r"it has [34]..,... bytes where 300,000 are expected"):  # not 6,000,000
+    with pytest.raises(DownloadError, match=r"it has [34]..,... bytes where 300,000 are expected"):  # not 6,000,000
         download(server.url, tmp_path / "file", size=len(CONTENT))
     assert leftovers(tmp_path) == []
 

@@ -1,8 +1,8 @@
-"""Fetching one file over HTTP so that it arrives whole and right, or not at all.
+"""Download a file over HTTP, completely and verified, or not at all.
 
-Owns transfer, resumption, retries and checksums. It does not know what is in the file. Bytes are collected in
-TARGET.part, which outlives a broken connection and a killed process; only a checked file gets the name TARGET.
-Proxies are taken from the environment.
+Owns transfer, resuming, retries and checksums. It does not know the content of the file. Bytes go to TARGET.part, which
+survives a broken connection or a killed process; only a verified file is renamed to TARGET. Proxies are taken from the
+environment.
 """
 
 import http.client
@@ -20,32 +20,32 @@ from pathlib import Path
 from ..core.io import file_digest, locked, move_into_place, wrap_cache_errors
 from ..errors import DataError
 
-Progress = Callable[[int, int | None], object]  # bytes so far, bytes in all where that is known
+Progress = Callable[[int, int | None], object]  # bytes so far, total bytes if known
 
-TIMEOUT = 20.0  # seconds without a single byte
-TRIES = 4  # in a row that bring less than PROGRESS bytes
-PROGRESS = 1 << 20
+TIMEOUT = 20.0  # seconds without any byte
+MAX_TRIES = 4  # consecutive tries with less than MIN_PROGRESS bytes
+MIN_PROGRESS = 1 << 20
 _BLOCK = 1 << 17
-_PAUSE = 0.25  # seconds; doubled for each try
+_BACKOFF = 0.25  # seconds; doubled after each try
 
 
 class DownloadError(DataError):
-    """A download that failed at every address. The data may still be available from another source."""
+    """A download that failed at every URL. The data may still be available from another origin."""
 
     code = "unreachable"
 
 
-class _Refused(Exception):
-    """This address does not have the file."""
+class _PermanentError(Exception):
+    """This URL does not have the file; a retry is useless."""
 
 
-class _Broken(Exception):
-    """The transfer broke off; another try may get further."""
+class _TransientError(Exception):
+    """The transfer was interrupted; a retry may succeed."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that is to be had from any of several addresses, and how to know it."""
+    """A file available at any of several URLs, with its checksum and size."""
 
     name: str
     urls: tuple[str, ...]
@@ -54,6 +54,7 @@ class Remote:
     size: int | None = None  # bytes
 
     def fetch(self, folder: Path, on_progress: Progress | None = None) -> Path:
+        """Download the file into the folder, unless it is already there."""
         return download(
             self.urls,
             folder / self.name,
@@ -67,7 +68,7 @@ class Remote:
 @dataclass(frozen=True)
 class _Job:
     target: Path
-    checksums: dict[str, str]  # name of the algorithm: hexadecimal digest
+    checksums: dict[str, str]  # algorithm: hexadecimal digest
     size: int | None
     on_progress: Progress | None
     timeout: float
@@ -77,16 +78,16 @@ class _Job:
         return self.target.with_name(f"{self.target.name}.part")
 
     @property
-    def note(self) -> Path:
-        """Beside the part: where it came from, so that the rest is taken from the same version of the same file."""
+    def metadata(self) -> Path:
+        """Metadata of the partial file: its origin, so that the rest comes from the same version of the same file."""
         return self.target.with_name(f"{self.target.name}.part.json")
 
-    def have(self) -> int:
+    def bytes_done(self) -> int:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def discard(self) -> None:
         self.part.unlink(missing_ok=True)
-        self.note.unlink(missing_ok=True)
+        self.metadata.unlink(missing_ok=True)
 
 
 def download(
@@ -99,15 +100,15 @@ def download(
     on_progress: Progress | None = None,
     timeout: float = TIMEOUT,
 ) -> Path:
-    """The file `target`, fetched from the first address that gives it, unless it is there already.
+    """Download a file from the first URL that has it, unless `target` already exists.
 
-    A file that the user has put there is taken, if it is the right one. Raises `Unreachable` if no address gave it, and
-    `DataError` if it cannot be written or a wrong file is in its place.
+    A file that the user placed there is accepted if it is the right one. Raises `DownloadError` if all URLs fail, and
+    `DataError` if the file cannot be written or a wrong file is in its place.
 
     Args:
-        sha256, md5, size: what the file must have; each that is given is checked.
-        on_progress: called with the bytes that are there and those that there will be, if that is known.
-        timeout: seconds to wait for an answer, and for each further byte.
+        sha256, md5, size: expected properties; each that is given is checked.
+        on_progress: called with the number of bytes so far, and the total if known.
+        timeout: seconds to wait for a response, and for each further byte.
     """
     checksums = {name: value for name, value in (("sha256", sha256), ("md5", md5)) if value}
     job = _Job(Path(target), checksums, size, on_progress, timeout)
@@ -115,140 +116,140 @@ def download(
         if not job.target.exists():
             with locked(job.target):
                 if not job.target.exists():  # another process may have been faster
-                    _fetch_any(job, [urls] if isinstance(urls, str) else urls)
+                    _download_any(job, [urls] if isinstance(urls, str) else urls)
                     return job.target
-        if fault := _fault(job, job.target):
-            raise DataError(f"{job.target} is not the file that belongs there: {fault}. Delete it, and run again.")
+        if mismatch := _find_mismatch(job, job.target):
+            raise DataError(f"{job.target} is not the expected file: {mismatch}. Delete it and run again.")
     return job.target
 
 
-def _fetch_any(job: _Job, urls: Sequence[str]) -> None:
+def _download_any(job: _Job, urls: Sequence[str]) -> None:
     failures = []
     for url in urls:
         try:
-            _fetch(job, url)
+            _download_with_retries(job, url)
             return
-        except (_Refused, _Broken) as error:
+        except (_PermanentError, _TransientError) as error:
             failures.append(f"\n  {url}: {error}")
-    proof = ", ".join(f"{name} {value}" for name, value in job.checksums.items())
-    by_hand = f"{job.target}, with {proof}" if proof else f"{job.target}"
+    checksums = ", ".join(f"{name} {value}" for name, value in job.checksums.items())
+    by_hand = f"{job.target} ({checksums})" if checksums else f"{job.target}"
     raise DownloadError(
-        f"Could not fetch {job.target.name}.{''.join(failures)}\n"
-        f"Check the connection and run again (what has arrived is kept), or put the file there by hand: {by_hand}."
+        f"Cannot download {job.target.name}.{''.join(failures)}\n"
+        f"Check the connection and run again (the download resumes), or download the file manually to {by_hand}."
     )
 
 
-def _fetch(job: _Job, url: str) -> None:
-    """Try until the file is there or the tries bring nothing more."""
-    tries, best = 0, job.have()
+def _download_with_retries(job: _Job, url: str) -> None:
+    """Retry until the file is complete or the tries make no progress."""
+    tries, best = 0, job.bytes_done()
     while True:
         try:
             resumed = _transfer(job, url)
             _accept(job, resumed)
             return
-        except _Broken:
-            have = job.have()
-            tries = 1 if have >= best + PROGRESS else tries + 1
-            best = max(best, have)
-            if tries == TRIES:
+        except _TransientError:
+            done = job.bytes_done()
+            tries = 1 if done >= best + MIN_PROGRESS else tries + 1
+            best = max(best, done)
+            if tries == MAX_TRIES:
                 raise
-            time.sleep(_PAUSE * 2**tries)
+            time.sleep(_BACKOFF * 2**tries)
 
 
 def _transfer(job: _Job, url: str) -> bool:
-    """Bring the part to its full length; say whether that went on from bytes that were there before."""
+    """Complete the partial file; returns whether the transfer was resumed."""
     offset, validator = _resumable(job, url)
     if offset and offset == job.size:
         return True
-    _require_room(job, offset)
-    with _opened(job, url, offset, validator) as response:
-        if not _continues(response, offset):
-            offset = 0  # the server sends everything, since it cannot do otherwise or has another version by now
+    _require_disk_space(job, offset)
+    with _open_url(job, url, offset, validator) as response:
+        if not _is_resumed(response, offset):
+            offset = 0  # the server sends the whole file: it cannot resume, or has a new version
         length = response.headers.get("Content-Length", "")
         total = offset + int(length) if length.isdigit() else None
         if job.size is not None and total not in (None, job.size):
-            raise _Refused(f"it offers {total:,} bytes where {job.size:,} are expected")
-        _note(job, url, response)
-        _collect(job, response, offset, total)
-    if total is not None and job.have() < total:
-        raise _Broken(f"the connection ended after {job.have():,} of {total:,} bytes")
+            raise _PermanentError(f"it offers {total:,} bytes instead of {job.size:,}")
+        _save_metadata(job, url, response)
+        _receive(job, response, offset, total)
+    if total is not None and job.bytes_done() < total:
+        raise _TransientError(f"the connection ended after {job.bytes_done():,} of {total:,} bytes")
     return offset > 0
 
 
 def _resumable(job: _Job, url: str) -> tuple[int, str | None]:
-    """(how many bytes of the part may be kept, what the server should compare to know its file unchanged)."""
+    """Return the number of bytes to keep, and the ETag or date by which the server knows its file is unchanged."""
     try:
-        note = json.loads(job.note.read_text())
-        known, validator = note["url"] == url, note["validator"]
+        metadata = json.loads(job.metadata.read_text())
+        known, validator = metadata["url"] == url, metadata["validator"]
     except (OSError, ValueError, KeyError, TypeError):
         known, validator = False, None
-    # Without a validator only a checksum can tell whether two pieces belong together.
+    # Without a validator, only a checksum can detect pieces of different versions.
     if known and (validator or job.checksums):
-        return job.have(), validator
+        return job.bytes_done(), validator
     return 0, None
 
 
-def _require_room(job: _Job, offset: int) -> None:
+def _require_disk_space(job: _Job, offset: int) -> None:
     free = shutil.disk_usage(job.target.parent).free
     if job.size is not None and free < job.size - offset:
         raise DataError(
-            f"{job.target.name} needs {job.size - offset:,} more bytes, and the disk of {job.target.parent} has "
-            f"{free:,} free. Make room, or set PATCHWORD_CACHE to a folder on another disk, and run again."
+            f"{job.target.name} needs {job.size - offset:,} more bytes, but the disk of {job.target.parent} has only "
+            f"{free:,} free. Free some space, or set PATCHWORD_CACHE to a folder on another disk, and run again."
         )
 
 
-def _opened(job: _Job, url: str, offset: int, validator: str | None) -> http.client.HTTPResponse:
+def _open_url(job: _Job, url: str, offset: int, validator: str | None) -> http.client.HTTPResponse:
     headers = {"User-Agent": "patchword", "Accept-Encoding": "identity"}
     if offset:
         headers["Range"] = f"bytes={offset}-"
         if validator:
             headers["If-Range"] = validator
     try:
-        # An opener of our own: the shared one remembers the proxies of its first use.
+        # A new opener: the shared one keeps the proxies of its first use.
         opener = urllib.request.build_opener()
         return opener.open(urllib.request.Request(url, headers=headers), timeout=job.timeout)
     except urllib.error.HTTPError as error:
         error.close()
-        answer = f"the server answered {error.code} {error.reason}"
+        reason = f"the server returned {error.code} {error.reason}"
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            job.discard()  # the part is no beginning of the file that is there now
-            raise _Broken(answer) from error
+            job.discard()  # the partial file does not match the current version
+            raise _TransientError(reason) from error
         if error.code >= 500 or error.code in (http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS):
-            raise _Broken(answer) from error
-        raise _Refused(answer) from error
+            raise _TransientError(reason) from error
+        raise _PermanentError(reason) from error
     except urllib.error.URLError as error:  # no such host, no route, connection refused, certificate not trusted
-        raise _Refused(getattr(error.reason, "strerror", None) or str(error.reason)) from error
+        raise _PermanentError(getattr(error.reason, "strerror", None) or str(error.reason)) from error
     except TimeoutError as error:
-        raise _Broken(f"no answer for {job.timeout:g} seconds") from error
+        raise _TransientError(f"no response within {job.timeout:g} seconds") from error
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(error) or type(error).__name__) from error
+        raise _TransientError(str(error) or type(error).__name__) from error
 
 
-def _continues(response: http.client.HTTPResponse, offset: int) -> bool:
-    """Is this the rest, from `offset` on?"""
+def _is_resumed(response: http.client.HTTPResponse, offset: int) -> bool:
+    """Whether the response continues at `offset`."""
     if not offset or response.status != http.HTTPStatus.PARTIAL_CONTENT:
         return False
     start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if start is None or int(start[1]) != offset:
-        raise _Refused(f"asked for bytes from {offset} on, it sends others")
+        raise _PermanentError(f"it ignored the requested start at byte {offset}")
     return True
 
 
-def _note(job: _Job, url: str, response: http.client.HTTPResponse) -> None:
+def _save_metadata(job: _Job, url: str, response: http.client.HTTPResponse) -> None:
     etag = response.headers.get("ETag", "")
-    # A weak ETag ("W/...") promises like content, not like bytes.
+    # A weak ETag ("W/...") guarantees equivalent content, not identical bytes.
     validator = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-    job.note.write_text(json.dumps({"url": url, "validator": validator}))
+    job.metadata.write_text(json.dumps({"url": url, "validator": validator}))
 
 
-def _collect(job: _Job, response: http.client.HTTPResponse, offset: int, total: int | None) -> None:
+def _receive(job: _Job, response: http.client.HTTPResponse, offset: int, total: int | None) -> None:
     with open(job.part, "ab" if offset else "wb") as file:
         done = offset
         while block := _read(job, response):
             file.write(block)
             done += len(block)
             if job.size is not None and done > job.size:
-                break  # `_accept` will refuse it
+                break  # `_accept` refuses it
             if job.on_progress is not None:
                 job.on_progress(done, total)
         file.flush()
@@ -256,32 +257,32 @@ def _collect(job: _Job, response: http.client.HTTPResponse, offset: int, total: 
 
 
 def _read(job: _Job, response: http.client.HTTPResponse) -> bytes:
-    """What has arrived, at most a block: waiting for whole blocks would keep less when we are killed."""
+    """Read what has arrived, at most one block: waiting for whole blocks would lose more if the process is killed."""
     try:
         return response.read1(_BLOCK)
     except TimeoutError as error:
-        raise _Broken(f"nothing came for {job.timeout:g} seconds") from error
+        raise _TransientError(f"no data for {job.timeout:g} seconds") from error
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(f"the connection broke: {error}") from error
+        raise _TransientError(f"the connection broke: {error}") from error
 
 
 def _accept(job: _Job, resumed: bool) -> None:
-    fault = _fault(job, job.part)
-    if fault is None:
+    mismatch = _find_mismatch(job, job.part)
+    if mismatch is None:
         move_into_place(job.part, job.target)
     job.discard()
-    if fault is None:
+    if mismatch is None:
         return
-    message = f"what came is not the file, and was deleted: {fault}"
-    # Pieces of two versions may have been put together: a transfer in one go may still be right.
-    raise _Broken(message) if resumed else _Refused(message)
+    message = f"the downloaded file is wrong and was deleted: {mismatch}"
+    # Pieces of two versions may have been joined: a download in one piece may still be right.
+    raise _TransientError(message) if resumed else _PermanentError(message)
 
 
-def _fault(job: _Job, path: Path) -> str | None:
-    """What tells the file from the one that is wanted."""
+def _find_mismatch(job: _Job, path: Path) -> str | None:
+    """Describe how a file differs from the expected size and checksums; None if it does not."""
     if job.size is not None and path.stat().st_size != job.size:
-        return f"it has {path.stat().st_size:,} bytes where {job.size:,} are expected"
+        return f"it has {path.stat().st_size:,} bytes instead of {job.size:,}"
     for name, expected in job.checksums.items():
-        if (found := file_digest(path, name)) != expected:
-            return f"its {name} is {found} where {expected} is expected"
+        if (actual := file_digest(path, name)) != expected:
+            return f"its {name} is {actual} instead of {expected}"
     return None
