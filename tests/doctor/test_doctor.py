@@ -16,7 +16,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from helpers.shared_data import shared_path
-from patchword.cli.commands.doctor_command import consult
+from patchword.cli.commands.doctor_command import doctor as doctor_command
 from patchword.config import Config, DataConfig, OptimConfig, ViTConfig
 from patchword.core import runtime
 from patchword.core.text import escape_unprintable
@@ -405,7 +405,7 @@ def test_training_and_doctor_report_what_is_odd_about_a_config(
     words = ("learning rate 0.1 is high for pretrained weights", "only 2 x 2 patches", "attention head is 8;")
     for said in words:
         assert sum(said in note for note in outcome.notes) == 1, outcome.notes
-    assert consult(str(tmp_path / "run"), (224, 224), (16, 16), as_json=True) == 0, "it can be trained all the same"
+    assert doctor_command(str(tmp_path / "run"), json=True) == 0, "it can be trained all the same"
     findings = json.loads(capsys.readouterr().out)
     assert all(any(said in finding["message"] for finding in findings) for said in words)
     assert {finding["severity"] for finding in findings} == {"note"}

@@ -142,7 +142,7 @@ def serve() -> None:
             answer = os.fork()
             if answer == 0:
                 os.setpgid(0, 0)
-                patchword.cli.commands.train_command.STARTED = time.monotonic()
+                patchword.cli.commands.train_command.START_TIME = time.monotonic()
                 become(request)
             os.setpgid(answer, answer)
         print(answer, flush=True)

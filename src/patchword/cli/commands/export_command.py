@@ -140,8 +140,8 @@ def load_calibration_images(classifier: "Classifier", data: str | None) -> "Imag
 
 
 def write_checked_export(
-    classifier: "Classifier", out: Path, options: "ExportOptions", calibration: "ImageBatch | None", images: "list[InputImage]",
-    request: dict[str, Any], overwrite: bool,
+    classifier: "Classifier", out: Path, options: "ExportOptions", calibration: "ImageBatch | None",
+    images: "list[InputImage]", request: dict[str, Any], overwrite: bool,
 ) -> None:  # fmt: skip
     """Write the export, check it, and give it its name together with the results of the check."""
     from ...core.io import atomic_output, replace_json

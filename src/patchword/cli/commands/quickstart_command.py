@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..model_args import arg
-from .train_command import START_TIME
+from . import train_command
 
 SHADES = " .:-=+*#%@"
 NUM_DIGITS = 6  # shown on the screen
@@ -22,7 +22,7 @@ def quickstart(out: Annotated[Path | None, arg("RUN")] = None) -> int:
     from ...training import train
     from ...training.console import ConsoleCallback
 
-    result = train(load_recipe("quickstart"), out, callbacks=(ConsoleCallback(),), started=START_TIME)
+    result = train(load_recipe("quickstart"), out, callbacks=(ConsoleCallback(),), started=train_command.START_TIME)
     if result is None:
         return 0  # the first process prints
     show_predictions(result.run_dir)

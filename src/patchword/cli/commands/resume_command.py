@@ -7,7 +7,7 @@ from tyro.conf import Positional
 
 from ..model_args import JsonFlag, arg
 from ..output import print_train_result
-from .train_command import START_TIME
+from . import train_command
 
 
 def resume(run: Annotated[Positional[Path], arg("RUN")], json: JsonFlag = False) -> int:
@@ -26,4 +26,4 @@ def resume(run: Annotated[Positional[Path], arg("RUN")], json: JsonFlag = False)
     from ...training.run_dir import read_config
 
     callbacks = (ConsoleCallback(), *make_loggers(read_config(run)))
-    return print_train_result(training.resume(run, callbacks=callbacks, started=START_TIME), json)
+    return print_train_result(training.resume(run, callbacks=callbacks, started=train_command.START_TIME), json)
