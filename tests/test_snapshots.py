@@ -191,12 +191,12 @@ def test_logits_of_the_shipped_model() -> None:
 
 
 def test_golden_cases() -> None:
-    from helpers.golden_cases import CASES, GOLDEN, MODELS, read  # skips where the golden cases are absent
+    from helpers.golden_cases import CASES, GOLDEN, MODELS, read_case  # skips where the golden cases are absent
 
     found = {}
     for name in MODELS:
         case, images = CASES[name], load_file(GOLDEN / name / "golden.safetensors")["images"]
-        checkpoint = read(name)
+        checkpoint = read_case(name)
         if case["input_size"] != case["image_size"]:
             checkpoint = checkpoint.adapt(image_size=tuple(case["input_size"]))
         model = checkpoint.build_model()
@@ -328,7 +328,7 @@ def test_predict_json(command: Any, photos: Path, tmp_path: Path) -> None:
 
 
 def test_evaluate_json(command: Any, photos: Path) -> None:
-    against = ("--against", "patchword:cifar10")
+    against = ("--compare-to", "patchword:cifar10")
     check_schema("evaluate", command("evaluate", "patchword:cifar10", photos, *against, "--json"))
 
 

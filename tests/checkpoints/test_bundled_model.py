@@ -1,4 +1,4 @@
-"""The model that comes with patchword: that it is there, small, right, and a better beginning than none."""
+"""The bundled CIFAR-10 model: small, accurate, and a better initialization than random weights."""
 
 import dataclasses
 from pathlib import Path
@@ -17,21 +17,21 @@ from patchword.errors import CheckpointError, ConfigError, PatchwordError
 from patchword.recipes import load_recipe
 
 
-def test_it_is_there_and_small() -> None:
+def test_bundled_model_is_small() -> None:
     shipped = sorted(path.name for path in BUNDLED_DIR.iterdir())
     assert shipped == ["cifar10"]
     assert sum(path.stat().st_size for path in (BUNDLED_DIR / "cifar10").iterdir()) < 5 * 2**20
-    found = read_checkpoint("patchword:cifar10")
-    assert found.labels is not None
-    assert found.labels[3] == "cat"
-    assert found.config.image_size == (32, 32)
-    assert found.provenance, "it says how it was made"
-    with pytest.raises(CheckpointError, match="no patchword:imagenet. patchword comes with patchword:cifar10"):
+    bundled = read_checkpoint("patchword:cifar10")
+    assert bundled.labels is not None
+    assert bundled.labels[3] == "cat"
+    assert bundled.config.image_size == (32, 32)
+    assert bundled.provenance
+    with pytest.raises(CheckpointError, match="patchword:cifar10"):
         read_checkpoint("patchword:imagenet")
 
 
-def test_it_is_right() -> None:
-    """On 500 pictures of the test part, where that is at hand or can be had."""
+def test_bundled_model_is_accurate() -> None:
+    """Accuracy on 500 test images; needs CIFAR-10."""
     try:
         test = pw.open_data(DataConfig(source="cifar10"), seed=0).test
     except PatchwordError as error:
@@ -41,12 +41,12 @@ def test_it_is_right() -> None:
     rows = range(0, len(test), 20)
     pixels = torch.stack([classifier.pixels(test.read(i, mode="RGB")) for i in rows])
     with torch.inference_mode():
-        said = torch.cat([classifier.logits(part) for part in pixels.split(50)]).argmax(dim=1).numpy()
-    assert (said == test.targets[np.array(rows)]).mean() > 0.9
+        predicted = torch.cat([classifier.logits(batch) for batch in pixels.split(50)]).argmax(dim=1).numpy()
+    assert (predicted == test.targets[np.array(rows)]).mean() > 0.9
 
 
 def few_digits() -> pw.DatasetSplits:
-    """Ten of each digit to learn from, grown to 32 pixels; 300 to measure on."""
+    """Ten training images per digit, enlarged to 32 pixels, and 300 validation images."""
     digits = load_digits()
     images = np.repeat(np.repeat((digits.images * 15.9).astype(np.uint8), 4, axis=1), 4, axis=2)[..., None]
     order = np.random.default_rng(0).permutation(len(images))
@@ -57,14 +57,14 @@ def few_digits() -> pw.DatasetSplits:
     return pw.DatasetSplits(train, val)
 
 
-def test_it_is_a_better_beginning_than_none(tmp_path: Path) -> None:
-    """A hundred digits, twenty steps of the same recipe: from its weights, and from nothing."""
+def test_bundled_weights_beat_random_ones(tmp_path: Path) -> None:
+    """Train on a hundred digits for twenty steps, from the bundled weights and from scratch."""
     recipe = load_recipe("cifar10_scratch")
     changes = {"steps": 20, "budget": None, "batch_size": 50, "ema": 0.0, "tta_flip": False, "eval_every": 100.0}
     whole = {
         "augment": AugmentConfig(crop="shift"),
         "progressive_resize": ProgressiveResizeConfig(),
-    }  # weights that have learnt begin at full size
+    }  # pretrained weights start at full size
     scratch = recipe.replace(**changes, **whole, data=DataConfig())
     started = scratch.replace(init="patchword:cifar10", head_init="probe")
     found = {
@@ -89,5 +89,5 @@ def test_half_precision(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "--half goes with --to patchword" in refused.stderr
     large = dataclasses.replace(whole, tensors={**whole.tensors, "norm.bias": whole.tensors["norm.bias"] + 1e5})
-    with pytest.raises(ConfigError, match="norm.bias has values beyond 65504"):
+    with pytest.raises(ConfigError, match="65504"):
         large.to_half()

@@ -62,7 +62,7 @@ def test_changed_byte_is_detected(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(CheckpointError, match="model.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         read_checkpoint(tmp_path / "model")
 
 
@@ -231,7 +231,7 @@ def test_a_grid_that_looks_square_with_its_class_token(family: str, tmp_path: Pa
 def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/precious.jpg").write_bytes(b"me")
-    with pytest.raises(OutputError, match="precious.jpg"):
+    with pytest.raises(OutputError, match=r"precious\.jpg"):
         write_checkpoint(tmp_path / "photos", make_checkpoint(), overwrite=True)
     (tmp_path / "file").write_text("text")
     with pytest.raises(OutputError, match="is a file"):
@@ -323,7 +323,7 @@ def test_unknown_grid(tmp_path: Path) -> None:
 
 def test_override_that_contradicts_the_file(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "torchvision")
-    with pytest.raises(CheckpointError, match="unexpected: encoder.layers.encoder_layer_1"):
+    with pytest.raises(CheckpointError, match=r"unexpected: encoder\.layers\.encoder_layer_1"):
         read_checkpoint(tmp_path / "model.pth", num_heads=3, depth=1)
     with pytest.raises(ConfigError, match="dpeth"):
         read_checkpoint(tmp_path / "model.pth", num_heads=3, dpeth=1)
@@ -340,7 +340,7 @@ def test_not_a_model(name: str, tmp_path: Path) -> None:
 
 def test_unknown_format(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x.safetensors", {"layer1.weight": torch.ones(2, 2)})
-    with pytest.raises(CheckpointError, match="layer1.weight"):
+    with pytest.raises(CheckpointError, match=r"layer1\.weight"):
         read_checkpoint(tmp_path / "x.safetensors")
 
 
@@ -429,7 +429,7 @@ def test_error_codes_survive_wrapping(tmp_path: Path, monkeypatch: pytest.Monkey
             read_checkpoint(tmp_path / "model.safetensors", num_heads=3)
         assert caught.value.code == code
         if isinstance(error, ConfigError):
-            with pytest.raises(CheckpointError, match="model.json") as caught:
+            with pytest.raises(CheckpointError, match=r"model\.json") as caught:
                 read_checkpoint(tmp_path / "model")
             assert caught.value.code == code
 

@@ -1,4 +1,4 @@
-"""Every golden case: the original outputs from the original checkpoint file, to 3e-5, and the file written back."""
+"""Golden cases: outputs of the original code to 3e-5, and bit-identical files after a round trip."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.golden_cases import CASES, GOLDEN, MODELS, given, read
+from helpers.golden_cases import CASES, GOLDEN, MODELS, overrides_of, read_case
 from helpers.shared_data import SHARED
 from patchword.checkpoints import read_checkpoint, write_checkpoint
 from patchword.checkpoints.detect_format import load_source
@@ -19,7 +19,7 @@ SUFFIX = {"google": ".npz", "big_vision": ".npz", "torchvision": ".pth", "deit":
 RESIZES = [name for name in CASES if name not in MODELS]
 
 
-def test_all_cases_are_there() -> None:
+def test_number_of_cases() -> None:
     assert len(MODELS) == 37
     assert len(RESIZES) == 4
 
@@ -27,25 +27,25 @@ def test_all_cases_are_there() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs(name: str) -> None:
     case, golden = CASES[name], load_file(GOLDEN / name / "golden.safetensors")
-    checkpoint = read(name)
+    checkpoint = read_case(name)
     assert checkpoint.family == case["family"]
     if case["input_size"] != case["image_size"]:
         checkpoint = checkpoint.adapt(image_size=tuple(case["input_size"]))
     model = checkpoint.build_model()
     with torch.no_grad():
         tokens = model.forward_features(golden["images"])
-        found = {"tokens": tokens, "logits": model(golden["images"]), "pooled": model.forward_pool(tokens)}
+        outputs = {"tokens": tokens, "logits": model(golden["images"]), "pooled": model.forward_pool(tokens)}
         if case.get("distilled"):
-            found["logits_cls"], found["logits_dist"] = model.forward_distilled(golden["images"])
-            found["pooled"] = (tokens[:, 0] + tokens[:, 1]) / 2  # timm's mean, for show; DeiT averages the logits
-    found["features"] = found["logits"]
+            outputs["logits_cls"], outputs["logits_dist"] = model.forward_distilled(golden["images"])
+            outputs["pooled"] = (tokens[:, 0] + tokens[:, 1]) / 2  # timm's mean, for show; DeiT averages the logits
+    outputs["features"] = outputs["logits"]
     for output in set(golden) - {"images"}:
-        torch.testing.assert_close(found[output], golden[output], rtol=0, atol=TOLERANCE, msg=f"{name}: {output}")
+        torch.testing.assert_close(outputs[output], golden[output], rtol=0, atol=TOLERANCE, msg=f"{name}: {output}")
 
 
 @pytest.mark.parametrize("change", [{"norm_eps": 1e-5}, {"activation": "gelu"}])
 def test_tolerance_can_fail(change: dict) -> None:
-    """The tolerance sees a wrong epsilon and a wrong GELU."""
+    """The tolerance rejects a wrong epsilon and a wrong GELU."""
     golden = load_file(GOLDEN / "google_token/golden.safetensors")
     model = read_checkpoint(GOLDEN / "google_token/model.npz", **change).build_model()
     with torch.no_grad():
@@ -54,22 +54,22 @@ def test_tolerance_can_fail(change: dict) -> None:
 
 @pytest.mark.parametrize("name", [n for n in MODELS if CASES[n]["family"] != "vit_pytorch"])
 def test_ours_and_back(name: str, tmp_path: Path) -> None:
-    """A -> ours -> A holds the same tensors, bit for bit, in the same shapes and types."""
+    """Conversion to patchword and back gives bit-identical tensors."""
     family = CASES[name]["family"]
-    write_checkpoint(tmp_path / "ours", read(name))
+    write_checkpoint(tmp_path / "ours", read_case(name))
     back = tmp_path / ("back" + SUFFIX.get(family, ""))
     write_checkpoint(back, read_checkpoint(tmp_path / "ours"), family)
     assert_same_file(GOLDEN / name / CASES[name]["checkpoint"]["file"], back)
-    assert read_checkpoint(back, **given(CASES[name])).config == read(name).config
+    assert read_checkpoint(back, **overrides_of(CASES[name])).config == read_case(name).config
 
 
 @pytest.mark.parametrize("name", ["google_token", "timm_token", "hf_vit", "tv_vit"])
 @pytest.mark.parametrize("through", ["google", "timm", "transformers", "torchvision"])
 def test_through_another_format(name: str, through: str, tmp_path: Path) -> None:
-    """A -> B -> A holds the same tensors, bit for bit."""
+    """Conversion to another format and back gives bit-identical tensors."""
     family = CASES[name]["family"]
     there, back = tmp_path / ("there" + SUFFIX.get(through, "")), tmp_path / ("back" + SUFFIX.get(family, ""))
-    write_checkpoint(there, read(name), through)
+    write_checkpoint(there, read_case(name), through)
     heads = {"num_heads": CASES[name]["heads"]}
     write_checkpoint(back, read_checkpoint(there, **heads), family)
     assert_same_file(GOLDEN / name / CASES[name]["checkpoint"]["file"], back)
@@ -78,8 +78,8 @@ def test_through_another_format(name: str, through: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["google_token", "timm_token", "hf_vit", "tv_vit", "bv_tok_learn", "deit3_ls"])
 @pytest.mark.parametrize("to", ["google", "big_vision", "timm", "transformers", "torchvision", "deit"])
 def test_same_function_in_every_format(name: str, to: str, tmp_path: Path) -> None:
-    """What a format holds computes what the original did, once told what the format cannot say."""
-    checkpoint, out = read(name), tmp_path / ("out" + SUFFIX.get(to, ""))
+    """Converted models compute the original outputs, given the fields that the format does not store."""
+    checkpoint, out = read_case(name), tmp_path / ("out" + SUFFIX.get(to, ""))
     if name == "deit3_ls" and to not in ("timm", "deit"):  # no LayerScale, or (transformers) with another pooling
         with pytest.raises(ConversionError, match=to):
             write_checkpoint(out, checkpoint, to)
@@ -87,10 +87,10 @@ def test_same_function_in_every_format(name: str, to: str, tmp_path: Path) -> No
         return
     write_checkpoint(out, checkpoint, to)
     config = checkpoint.config
-    told = {"num_heads": config.num_heads, "activation": config.activation, "norm_eps": config.norm_eps}
+    overrides = {"num_heads": config.num_heads, "activation": config.activation, "norm_eps": config.norm_eps}
     golden = load_file(GOLDEN / name / "golden.safetensors")
     with torch.no_grad():
-        logits = read_checkpoint(out, **told).build_model()(golden["images"])
+        logits = read_checkpoint(out, **overrides).build_model()(golden["images"])
     torch.testing.assert_close(logits, golden["logits"], rtol=0, atol=TOLERANCE)
 
 
@@ -118,5 +118,5 @@ def test_position_resizing(name: str) -> None:
         torch.testing.assert_close(before[:k], after[:k], rtol=0, atol=0)
 
 
-def test_shared_data_is_where_we_look() -> None:
+def test_shared_data_exists() -> None:
     assert SHARED.is_dir()

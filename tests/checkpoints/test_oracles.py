@@ -1,4 +1,4 @@
-"""Parity without shared data: random weights of transformers and vit-pytorch, through files, give the same outputs."""
+"""Parity with transformers and vit-pytorch: files with random weights give the same outputs."""
 
 import importlib.util
 import sys
@@ -47,7 +47,7 @@ FAMILIES = {
 
 
 def random_model(kind: str) -> nn.Module:
-    """Theirs, with weights of a size at which a wrong epsilon or GELU shows."""
+    """Build their model with weights large enough to reveal a wrong epsilon or GELU."""
     config_class, model_class, changes = FAMILIES[kind]
     torch.manual_seed(0)
     model = getattr(transformers, model_class)(config_class(**SMALL, num_labels=7, **changes)).eval()
@@ -57,7 +57,7 @@ def random_model(kind: str) -> nn.Module:
 
 
 def their_outputs(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (or pooled features) and tokens."""
+    """Return the logits (or pooled features) and the tokens."""
     base = getattr(model, model.base_model_prefix, model)
     with torch.no_grad():
         tokens = base(images)
@@ -80,7 +80,7 @@ def test_transformers_to_ours(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_ours_to_transformers(kind: str, tmp_path: Path) -> None:
-    """What we write, transformers loads without a missing or unexpected name, and computes the same."""
+    """Transformers loads our files without missing or unexpected tensors, and gives the same outputs."""
     theirs = random_model(kind)
     theirs.save_pretrained(tmp_path / "theirs")
     write_checkpoint(tmp_path / "ours", read_checkpoint(tmp_path / "theirs"))
@@ -107,9 +107,10 @@ def test_other_image_sizes_as_transformers(kind: str, size: tuple[int, int], tmp
 
 
 def vit_pytorch(module: str) -> types.ModuleType:
-    """One file of vit-pytorch; its package's __init__ would import torchvision."""
+    """Import one file of vit-pytorch; its package's __init__ would import torchvision."""
     package = importlib.util.find_spec("vit_pytorch")
-    assert package is not None and package.submodule_search_locations, "make installs vit-pytorch for this test"
+    assert package is not None, "make installs vit-pytorch for this test"
+    assert package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / f"{module}.py"
     spec = importlib.util.spec_from_file_location(f"oracle_{module}", path)
     assert spec is not None
@@ -132,19 +133,18 @@ def test_vit_pytorch_to_ours(kind: str, tmp_path: Path) -> None:
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
-    told = {} if kind == "wide heads" else {"num_heads": 3}  # 64 wide is vit-pytorch's default
-    ours = read_checkpoint(
-        tmp_path / "model.pt", **told, **({"image_size": 32} if kind == "simple" else {})
-    ).build_model()
-    images, seen = torch.randn(2, 3, 32, 32), []
-    theirs.transformer.register_forward_hook(lambda m, i, o: seen.append(o))
+    overrides = {} if kind == "wide heads" else {"num_heads": 3}  # heads of width 64 are vit-pytorch's default
+    overrides |= {"image_size": 32} if kind == "simple" else {}
+    ours = read_checkpoint(tmp_path / "model.pt", **overrides).build_model()
+    images, tokens = torch.randn(2, 3, 32, 32), []
+    theirs.transformer.register_forward_hook(lambda m, i, o: tokens.append(o))
     with torch.no_grad():
         torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(ours.forward_features(images), seen[0], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(ours.forward_features(images), tokens[0], rtol=0, atol=TOLERANCE)
 
 
 def test_bit_resnet_as_transformers() -> None:
-    """Our BiT against transformers', weight by weight, at BiT's own epsilon of the weight_standardization."""
+    """Our BiT against transformers', weight by weight, with BiT's epsilon of the weight standardization."""
     config = transformers.BitConfig(depths=[1, 2, 1], hidden_sizes=[256, 512, 1024], embedding_size=64)
     torch.manual_seed(0)
     theirs = transformers.BitModel(config).eval()

@@ -30,7 +30,7 @@ from patchword.errors import HubError
 class Receiver(Handler):
     """The requests that create a repository and upload one commit."""
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  # name set by http.server
         path = unquote(urlsplit(self.path).path)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         hub: Any = self.server
@@ -71,7 +71,7 @@ class Receiver(Handler):
             {"success": True, "commitOid": hub.commit, "commitUrl": f"{hub.endpoint}/{REPO}/commit/{hub.commit}"}
         )
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # name set by http.server
         hub: Any = self.server
         if hub.refusal or urlsplit(self.path).path != f"/api/models/{REPO}":
             super().do_GET()
@@ -81,7 +81,7 @@ class Receiver(Handler):
             files = [{"rfilename": name} for name in hub.files]
             self.send_document({"id": REPO, "sha": hub.commit, "siblings": files, "private": hub.private})
 
-    def do_PUT(self) -> None:
+    def do_PUT(self) -> None:  # noqa: N802  # name set by http.server
         hub: Any = self.server
         data = self.rfile.read(int(self.headers["Content-Length"]))
         oid = self.path.rpartition("/")[2]
@@ -129,7 +129,8 @@ def test_existing_repository_is_respected(hub: Any) -> None:
     assert hub.files == {"README.md": b"by hand"}
     private = dataclasses.replace(read_checkpoint("patchword:cifar10"), provenance={"data": "/home/anna/acme/scans"})
     push_to_hub(private, f"hf:{REPO}", endpoint=hub.endpoint)
-    assert b"scans" in hub.files["model.json"] and b"anna" not in hub.files["model.json"], "paths are private"
+    assert b"scans" in hub.files["model.json"]
+    assert b"anna" not in hub.files["model.json"], "paths are private"
     assert set(hub.files) == {"model.json", "model.safetensors"}, "the existing card is kept"
 
 

@@ -1,4 +1,4 @@
-"""patchword imports, trains, predicts and serves where the system is not Linux."""
+"""patchword imports, trains, predicts and serves on simulated Windows and macOS."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ CHILD = Path(__file__).parents[1] / "helpers/foreign_system.py"
 
 
 @pytest.mark.parametrize("system", ["win32", "darwin"])
-def test_another_system(system: str, tmp_path: Path) -> None:
+def test_simulated_system(system: str, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": str(CHILD.parents[1]),
@@ -27,14 +27,14 @@ def test_another_system(system: str, tmp_path: Path) -> None:
     command = [sys.executable, str(CHILD), system, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["modules"] == len([p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.stem != "__init__"])
-    assert told["trained"] == {"steps": 3, "rows": 2}
-    assert told["served"] == 200
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["modules"] == len([p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.stem != "__init__"])
+    assert result["trained"] == {"steps": 3, "rows": 2}
+    assert result["served"] == 200
 
 
 def unguarded(tree: ast.AST) -> list[str]:
-    """Uses of what only POSIX has, outside of a `try` and of a function that asks `hasattr` or `getattr` for it."""
+    """List uses of POSIX-only names outside a `try` and outside functions that check with `hasattr` or `getattr`."""
     found: list[str] = []
 
     def visit(node: ast.AST, asked: frozenset[str], tried: bool) -> None:
@@ -59,11 +59,11 @@ def unguarded(tree: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_nothing_posix_is_taken_for_granted(path: Path) -> None:
+def test_no_unguarded_posix_names(path: Path) -> None:
     assert unguarded(ast.parse(path.read_text(encoding="utf-8"))) == []
 
 
-def test_the_search_can_find() -> None:
+def test_unguarded_finds_violations() -> None:
     code = "import fcntl\nfrom resource import x\nimport os\ndef f():\n    os.fork()\n    signal.SIGKILL\n"
     assert unguarded(ast.parse(code)) == ["fcntl", "resource", "os.fork", "signal.SIGKILL"]
     fine = "try:\n    import pwd\nexcept ImportError:\n    pass\ndef f():\n    hasattr(os, 'fork') and os.fork()\n"

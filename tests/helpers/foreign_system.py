@@ -1,9 +1,8 @@
-"""A process to which patchword's own code seems to run on Windows or macOS: a child of test_portability.py.
+"""Simulates Windows or macOS for patchword's own code, in a subprocess of test_portability.py.
 
-    foreign_system.py SYSTEM FOLDER    imports every module, trains, predicts and serves; prints what was done as JSON
+    foreign_system.py SYSTEM FOLDER    imports every module, trains, predicts and serves; prints the results as JSON
 
-Only imports by patchword's modules are changed. The standard library and other packages keep what they need on this
-system: they have been ported by others.
+Only imports by patchword's modules are changed. The standard library and other packages run unchanged.
 """
 
 import builtins
@@ -32,8 +31,8 @@ POSIX_SIGNALS = {
 LINUX_OS = {"sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "memfd_create", "splice"}
 
 
-class Seen(types.ModuleType):
-    """A module as another system has it: without some names, with others replaced."""
+class SimulatedModule(types.ModuleType):
+    """A module as on another system: without some names, with others replaced."""
 
     def __init__(self, real: types.ModuleType, missing: set[str], replaced: dict[str, Any]) -> None:
         super().__init__(real.__name__)
@@ -67,26 +66,29 @@ def context_as_windows(method: str | None = None) -> Any:
     return multiprocessing.get_context("spawn")
 
 
-def seen_from(system: str) -> tuple[set[str], dict[str, Seen]]:
-    """The modules that patchword cannot import there, and those that it sees differently."""
+def simulated_modules(system: str) -> tuple[set[str], dict[str, SimulatedModule]]:
+    """Return the modules that cannot be imported on that system, and those that differ."""
     import multiprocessing.context
     import signal
 
     if system == "darwin":
-        return set(), {"os": Seen(os, LINUX_OS, {}), "sys": Seen(sys, set(), {"platform": "darwin"})}
+        return set(), {
+            "os": SimulatedModule(os, LINUX_OS, {}),
+            "sys": SimulatedModule(sys, set(), {"platform": "darwin"}),
+        }
     processes = {"get_all_start_methods": lambda: ["spawn"], "get_context": context_as_windows}
     return POSIX_MODULES, {
-        "os": Seen(os, POSIX_OS, {"name": "nt", "open": open_as_windows, "fsync": sync_as_windows}),
-        "sys": Seen(sys, set(), {"platform": "win32"}),
-        "signal": Seen(signal, POSIX_SIGNALS, {}),
-        "multiprocessing": Seen(multiprocessing, set(), processes),
-        "multiprocessing.context": Seen(multiprocessing.context, {"ForkServerProcess", "ForkProcess"}, {}),
+        "os": SimulatedModule(os, POSIX_OS, {"name": "nt", "open": open_as_windows, "fsync": sync_as_windows}),
+        "sys": SimulatedModule(sys, set(), {"platform": "win32"}),
+        "signal": SimulatedModule(signal, POSIX_SIGNALS, {}),
+        "multiprocessing": SimulatedModule(multiprocessing, set(), processes),
+        "multiprocessing.context": SimulatedModule(multiprocessing.context, {"ForkServerProcess", "ForkProcess"}, {}),
     }
 
 
-def pretend(system: str) -> None:
-    """From here on patchword's modules are imported as on that system, in this process."""
-    missing, seen = seen_from(system)
+def simulate(system: str) -> None:
+    """Simulate a system for all later imports by patchword's modules in this process."""
+    missing, seen = simulated_modules(system)
     real_import, real_read = builtins.__import__, pathlib.Path.read_text
 
     def see(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
@@ -109,7 +111,7 @@ def pretend(system: str) -> None:
 def import_all() -> list[str]:
     import patchword
 
-    names = [each.name for each in pkgutil.walk_packages(patchword.__path__, "patchword.", onerror=raise_it)]
+    names = [module.name for module in pkgutil.walk_packages(patchword.__path__, "patchword.", onerror=raise_it)]
     for name in names:
         if not name.endswith("__main__"):
             importlib.import_module(name)
@@ -140,7 +142,7 @@ def train_and_predict(folder: Path) -> dict[str, Any]:
 
 
 def serve(folder: Path) -> int:
-    """The status of a prediction by the server's own worker process."""
+    """Return the HTTP status of a prediction."""
     from fastapi.testclient import TestClient
 
     from patchword.serve import create_app
@@ -151,10 +153,10 @@ def serve(folder: Path) -> int:
 
 
 if __name__ in ("__main__", "__mp_main__"):  # the latter: a process that multiprocessing starts sees the same system
-    pretend(sys.argv[1])
+    simulate(sys.argv[1])
 
 if __name__ == "__main__":
     place = Path(sys.argv[2])
-    told: dict[str, Callable[[], Any]] = {"modules": lambda: len(import_all())}
-    told |= {"trained": lambda: train_and_predict(place), "served": lambda: serve(place)}
-    print(json.dumps({name: do() for name, do in told.items()}))
+    steps: dict[str, Callable[[], Any]] = {"modules": lambda: len(import_all())}
+    steps |= {"trained": lambda: train_and_predict(place), "served": lambda: serve(place)}
+    print(json.dumps({name: do() for name, do in steps.items()}))

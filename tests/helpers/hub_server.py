@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine that speaks the few endpoints of a model hub."""
+"""A local HTTP server with the endpoints of a model hub that downloads need."""
 
 import hashlib
 import json
@@ -19,16 +19,18 @@ SMALL = random.Random(0).randbytes(100_000)
 
 
 class Hub(ThreadingHTTPServer):
-    """One repository with one commit, and ways to misbehave."""
+    """One repository with one commit; attributes make the server misbehave."""
 
     def __init__(self, handler: type["Handler"] | None = None) -> None:
         super().__init__(("127.0.0.1", 0), handler or Handler)
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.commit = "1" * 40
         self.files: dict[str, bytes] = {"config.json": b'{"model_type": "vit"}', WEIGHTS: SMALL}
-        self.wrong: dict[str, bytes] = {}  # sent in place of what the listing promises
+        self.wrong: dict[str, bytes] = {}  # sent instead of the listed content
         self.headers: dict[str, str] = {}  # sent with every file
-        self.refusal: tuple[int, dict[str, str]] | None = None  # answers every question about the repository
+        self.refusal: tuple[int, dict[str, str]] | None = (
+            None  # status and headers of every response about the repository
+        )
         self.cuts: list[tuple[int, bool]] = []  # for the next downloads of weights: after how many bytes; with a reset?
         self.log: list[tuple[str, str, str | None]] = []  # method, file, Range
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
@@ -41,7 +43,7 @@ class Hub(ThreadingHTTPServer):
             self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Stay quiet about clients that hang up."""
+        """Ignore clients that disconnect."""
 
     def downloads(self) -> list[str]:
         return [name for method, name, _ in self.log if method == "GET"]
@@ -109,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The library as it is on a machine without settings of its own."""
+    """Reset huggingface_hub to its default settings."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)

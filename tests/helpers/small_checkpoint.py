@@ -1,4 +1,4 @@
-"""A checkpoint of a small ViT with every optional part."""
+"""A checkpoint of a small ViT with labels, preprocessing, temperature and provenance."""
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ LABELS = ("ant", "bee", "cat", "dog")
 
 
 def make_checkpoint(labels: tuple[str, ...] | None = LABELS, **changes: object) -> Checkpoint:
+    """Make a checkpoint with random weights; `changes` are fields of its config."""
     torch.manual_seed(0)
     config = SMALL.replace(**changes)
     model = build_model(config)

@@ -136,7 +136,8 @@ def move_prefix_positions(
     names = [n for n in ("class_token", "distillation_token", "registers") if n in tensors]
     prefix = torch.cat([tensors[n] for n in names], dim=1)
     prefix[:, num_positioned:before] += table[:, num_positioned:before]
-    for name, tokens in zip(names, prefix.split([tensors[n].shape[1] for n in names], dim=1), strict=True):
+    lengths = [tensors[n].shape[1] for n in names]
+    for name, tokens in zip(names, torch.split(prefix, lengths, dim=1), strict=True):
         tensors[name] = tokens.clone()
     tensors["positions.table"] = torch.cat([table[:, :num_positioned], table[:, before:]], dim=1)
     return tensors, config.replace(pos_embed_prefix=num_positioned)

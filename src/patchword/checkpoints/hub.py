@@ -47,7 +47,7 @@ def download_model(reference: str, *, cache: Path | None = None, endpoint: str |
 
 def parse_reference(reference: str) -> tuple[str, str]:
     """Split a reference into repository and revision."""
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id  # `utils` does not export it explicitly
 
     match = _REFERENCE.fullmatch(reference)
     try:
