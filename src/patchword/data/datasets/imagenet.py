@@ -1,8 +1,7 @@
-"""The thousand classes of ImageNet: WordNet id and names, in the order of the class index.
+"""The 1000 classes of ImageNet: WordNet id and names, in the order of the class indices.
 
-The table beside this file states facts of ILSVRC 2012 (which synsets, in order of their WordNet 3.0 ids) and of
-WordNet 3.0 (their synonyms). It knows nothing of models; that a model with 1000 outputs means these is the caller's
-assumption to make.
+The table beside this file lists the synsets of ILSVRC 2012, ordered by WordNet 3.0 id, and their synonyms. Whether a
+model with 1000 outputs has these classes is for the caller to decide.
 """
 
 from functools import cache
@@ -11,7 +10,7 @@ from importlib.resources import files
 
 @cache
 def imagenet_classes() -> tuple[tuple[str, str], ...]:
-    """(WordNet id, comma-separated names) for each class index, as in ("n01440764", "tench, Tinca tinca")."""
+    """Return (WordNet id, comma-separated names) per class index, such as ("n01440764", "tench, Tinca tinca")."""
     table = files("patchword.data.datasets").joinpath("imagenet_classes.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in table.splitlines()]
     return tuple((wnid, names) for wnid, names in rows)

@@ -1,4 +1,4 @@
-"""The sets of Oxford's Visual Geometry Group, Flowers-102 and Pets: which picture belongs to which part and class."""
+"""Flowers-102 and Oxford-IIIT Pets, of Oxford's Visual Geometry Group: the split and class of each image."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,42 +9,44 @@ from ..archives import extract
 
 @dataclass(frozen=True)
 class Sample:
-    part: str  # train, val or test
-    path: str  # relative to the folder
+    """One image: its split (train, val or test), its path relative to the folder, its class index."""
+
+    split: str
+    path: str
     label: int
 
 
-def unpack_flowers(folder: Path, pictures: Path, parts: Path, labels: Path) -> list[Sample]:
-    """Pictures are counted from 1, and so are classes; the parts are lists of pictures."""
-    from scipy.io import loadmat  # late: it takes a while, and is needed once
+def unpack_flowers(folder: Path, images: Path, splits: Path, labels: Path) -> list[Sample]:
+    """Unpack Flowers-102. Images and classes are numbered from 1; a split is a list of image numbers."""
+    from scipy.io import loadmat  # slow to import, and needed once
 
-    extract(pictures, folder)
+    extract(images, folder)
     try:
         classes = loadmat(labels)["labels"].ravel().astype(int)
-        members = {part: loadmat(parts)[key].ravel().astype(int) for part, key in _FLOWER_PARTS.items()}
+        members = {split: loadmat(splits)[key].ravel().astype(int) for split, key in _FLOWER_SPLITS.items()}
         return [
-            Sample(part, f"jpg/image_{number:05d}.jpg", int(classes[number - 1]) - 1)
-            for part, numbers in members.items()
+            Sample(split, f"jpg/image_{number:05d}.jpg", int(classes[number - 1]) - 1)
+            for split, numbers in members.items()
             for number in numbers
         ]
     except (KeyError, IndexError, ValueError, TypeError) as error:
-        raise DataError(f"{parts} and {labels} are not the tables of Flowers-102: {error}") from error
+        raise DataError(f"{splits} and {labels} are not the tables of Flowers-102: {error}") from error
 
 
-_FLOWER_PARTS = {"train": "trnid", "val": "valid", "test": "tstid"}
+_FLOWER_SPLITS = {"train": "trnid", "val": "valid", "test": "tstid"}
 
 
-def unpack_pets(folder: Path, pictures: Path, annotations: Path) -> list[Sample]:
-    """The lists have a line for each picture: its name, its class from 1, and two numbers that we do not need."""
-    extract(pictures, folder)
+def unpack_pets(folder: Path, images: Path, annotations: Path) -> list[Sample]:
+    """Unpack Oxford-IIIT Pets. Each line of a list has an image name, its class from 1, and two unused numbers."""
+    extract(images, folder)
     extract(annotations, folder)
     samples = []
-    for part, file in {"train": "trainval.txt", "test": "test.txt"}.items():
+    for split, file in {"train": "trainval.txt", "test": "test.txt"}.items():
         try:
             lines = (folder / "annotations" / file).read_text().splitlines()
             for line in lines:
                 name, label, *_ = line.split()
-                samples.append(Sample(part, f"images/{name}.jpg", int(label) - 1))
+                samples.append(Sample(split, f"images/{name}.jpg", int(label) - 1))
         except (OSError, ValueError) as error:
-            raise DataError(f"{annotations} has no usable list {file}: {error}") from error
+            raise DataError(f"{annotations} has no valid list {file}: {error}") from error
     return samples
