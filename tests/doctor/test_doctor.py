@@ -25,7 +25,13 @@ from patchword.data.resolve import open_data
 from patchword.data.sources import ArraySource, DatasetSplits, FileSource, from_arrays
 from patchword.doctor import Finding, examine, examine_config, findings_table, machine_info, machine_findings
 from patchword.doctor.image_survey import ImageSummary, read_header, summarize_image
-from patchword.doctor.near_duplicates import MAX_DIFFERENCE, MIN_CORRELATION, candidate_pairs, correlation, difference_hashes
+from patchword.doctor.near_duplicates import (
+    MAX_DIFFERENCE,
+    MIN_CORRELATION,
+    candidate_pairs,
+    correlation,
+    difference_hashes,
+)
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import train
 
@@ -331,7 +337,9 @@ def test_candidates_are_those_of_an_exhaustive_search() -> None:
     expected = set()
     for a in range(len(hashes)):
         bits = np.array([int(x).bit_count() for x in hashes[a] ^ hashes])
-        alike = (np.abs(flat - flat[a]).mean(axis=1) <= MAX_DIFFERENCE) & (correlation(flat, flat[a]) >= MIN_CORRELATION)
+        alike = (np.abs(flat - flat[a]).mean(axis=1) <= MAX_DIFFERENCE) & (
+            correlation(flat, flat[a]) >= MIN_CORRELATION
+        )
         expected |= {(a, int(b)) for b in np.flatnonzero((bits <= 2) & alike) if b > a}
     assert 50 < len(expected) < 300  # some copies are too much changed
     assert set(map(tuple, candidate_pairs(thumbnails).tolist())) == expected

@@ -135,7 +135,9 @@ def test_it_ends_on_time_where_evaluation_is_slow(machine: Machine, tmp_path: Pa
     assert BUDGET - 4 < machine.elapsed <= BUDGET
     before = [row for row in rows[:-2] if row["kind"] == "val"]
     assert bool(before) == (eval_every == 0.25)
-    assert len(before) * 0.006 * 144 <= pacing.MAX_EVAL_FRACTION * BUDGET, "evaluations take a tenth of the time at most"
+    assert len(before) * 0.006 * 144 <= pacing.MAX_EVAL_FRACTION * BUDGET, (
+        "evaluations take a tenth of the time at most"
+    )
 
 
 def test_it_ends_on_time_where_saving_is_slow(machine: Machine, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_fault_in_one_share_stops_all(nursery: Nursery, tmp_path: Path) -> Non
     ended(children, 2)
     bad = [line.split()[1] for line in samples(tmp_path / "log").decode().splitlines()][5 * 32 + 16 : 6 * 32]
     for child in children:
-        assert "Step 6 met a number that is not finite (input, images) in the batch digits train" in child.output()
+        assert "Step 6 produced NaN or Inf (input, images) in the batch digits train" in child.output()
     assert [path.name for path in (run / "faults").iterdir()] == ["step-00000005"]
     fault, again = replay(run / "faults/step-00000005")
     assert again == fault.location

@@ -176,7 +176,7 @@ def test_a_bad_batch(splits: DatasetSplits, tmp_path: Path, cause: str, setting:
     fault, batch = failed_step(trainer)
     assert fault.location is not None
     assert (fault.location.stage, fault.location.layer) == (where, layer)
-    assert (fault.step, fault.part, fault.samples) == (BEFORE, bad_part, names)
+    assert (fault.step, fault.micro_batch, fault.samples) == (BEFORE, bad_part, names)
     check_replay(tmp_path, trainer, fault, batch)
     trainer.train_step(0.5)  # the batches after it are good
 
@@ -273,9 +273,7 @@ def test_a_run_stops_keeps_the_cause_and_goes_on(
         with pytest.raises(TrainingError) as second:
             resume(run, splits=splits)
     names = json.loads((run / "faults/step-00000007/fault.json").read_text())["samples"]
-    assert str(first.value).startswith(
-        f"Step 8 met a number that is not finite (input, images) in the batch {names[0]}, "
-    )
+    assert str(first.value).startswith(f"Step 8 produced NaN or Inf (input, images) in the batch {names[0]}, ")
     assert names[0].startswith("blots ")
     assert len(names) == 8
     assert str(run / "checkpoints/step-00000007") in str(first.value)

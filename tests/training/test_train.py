@@ -316,7 +316,7 @@ def test_schedules(shape: Any) -> None:
     assert values[50] == pytest.approx(0.5)
     assert max(values) == pytest.approx(1.0)
     assert values[0] > 0
-    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(values))
+    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(values[100:]))
     assert values[-1] == pytest.approx(1.0 if shape == "constant" else 0.0, abs=1e-9)
     if shape == "rsqrt":
         assert values[400] == pytest.approx(math.sqrt(0.1 / 0.4))
@@ -416,7 +416,11 @@ def test_a_share_of_the_start_stays_in_what_is_evaluated(teacher: Path, lora: in
     for made in (whole, plain):
         made.start_loader()
         losses(made, 3)
-    saved = whole.step, dict(whole.checkpoint(raw=False).tensors), {n: t.clone() for n, t in whole.state_tensors().items()}
+    saved = (
+        whole.step,
+        dict(whole.checkpoint(raw=False).tensors),
+        {n: t.clone() for n, t in whole.state_tensors().items()},
+    )
     again = begun(False)
     again.restore(*saved)
     again.start_loader()
@@ -771,7 +775,7 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
     assert outcome is not None
     assert outcome.metrics["val"]["n"] == 5
     notes = [n for n in outcome.notes if n.code == "images_unreadable"]
-    assert outcome.unreadable == len(notes) == 2
+    assert outcome.num_unreadable == len(notes) == 2
     assert "train" in notes[0]
     assert "0.png" in notes[0]
     for path in (tmp_path / "data").rglob("*.png"):
@@ -783,12 +787,12 @@ def test_unreadable_pictures_are_skipped_and_told(tmp_path: Path) -> None:
 def test_overrides() -> None:
     base = load_recipe("finetune")
     changed = apply_overrides(
-        base, {"optim.lr": 3e-5, "budget": "1h30m", "augment": "medium", "model": "S/16", "log": "wandb"}
+        base, {"optim.lr": 3e-5, "budget": "1h30m", "augment": "medium", "model": "S/16", "loggers": "wandb"}
     )
     assert (changed.optim.lr, changed.budget, changed.augment.randaug_magnitude) == (3e-5, 5400.0, 15)
     assert isinstance(changed.model, ViTConfig)
     assert changed.model.embed_dim == 384
-    assert changed.log == ("wandb",)
+    assert changed.loggers == ("wandb",)
     for path, named in (
         ("optim.lrr", "Did you mean lr"),
         ("optim.lr.x", "no field x"),
@@ -876,7 +880,9 @@ def test_small_pictures_first(tmp_path: Path) -> None:
     for step in range(6):
         made.train_step(step / 6)
     assert sizes == [4, 4, 4, 8, 8, 8], "0.6 of eight pixels, in whole patches of two"
-    outcome = train(config(steps=6, progressive_resize=ProgressiveResizeConfig(0.1)), tmp_path / "run", splits=make_splits())
+    outcome = train(
+        config(steps=6, progressive_resize=ProgressiveResizeConfig(0.1)), tmp_path / "run", splits=make_splits()
+    )
     assert outcome is not None
     assert outcome.metrics["test"]["n"] == 20
     trainer(
@@ -909,7 +915,7 @@ def test_shares_on_several_cores(stem: Any) -> None:
     torch.set_num_threads(2)
     try:
         made = [trainer(model=model, batch_size=64, steps=3) for _ in range(3)]
-        assert all(m.cpu_parallel is not None and len(m.cpu_parallel.models) == 2 for m in made)
+        assert all(m.cpu_parallel is not None and len(m.cpu_parallel.replicas) == 2 for m in made)
         made[2].cpu_parallel = None
         first, again, whole = (losses(m, 3) for m in made)
         assert torch.get_num_threads() == 2

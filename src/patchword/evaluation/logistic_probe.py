@@ -1,4 +1,4 @@
-"""Logistic regression on features, its penalty chosen on pictures held out."""
+"""Logistic regression on frozen features; the penalty is chosen on a validation set."""
 
 import math
 import time
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # on the squares of the weights, for features of variance one
-ITERATIONS = 60
-ROWS = 512  # whose scores by an old head are held at once: it may know 21,843 classes
+PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # on the squared weights, for features of unit variance
+MAX_ITERATIONS = 60
+HEAD_BATCH_SIZE = 512  # a pretrained head can have 21,843 classes, so its outputs are computed in batches
 
 
 @dataclass(frozen=True)
@@ -21,96 +21,109 @@ class LogisticModel:
     weight: Tensor
     bias: Tensor
     penalty: float = 0.0
-    recalls: bool = False  # held near what an old head knows, not near zero
+    from_head: bool = False  # regularized toward a pretrained head instead of toward zero
 
     def scores(self, x: Tensor) -> Tensor:
+        """Logits (N, K)."""
         return x.double() @ self.weight + self.bias
 
 
-def logistic_probe(
+def fit_best_logistic(
     x: Tensor,
     y: Tensor,
-    held_x: Tensor,
-    held_y: Tensor,
-    classes: int,
-    old: LogisticModel | None = None,
+    val_x: Tensor,
+    val_y: Tensor,
+    num_classes: int,
+    head: LogisticModel | None = None,
     seconds: float = math.inf,
     now: Callable[[], float] = time.monotonic,
 ) -> LogisticModel:
-    """The one with the least loss on the pictures held out. Targets are classes, or rows of zeros and ones.
+    """The regression with the lowest validation loss over `PENALTIES`.
 
     Args:
-        old: a head for other classes that reads the same features. Those held near what it knows are tried as well.
-        seconds: after which no other is fitted. With a thousand classes one may take minutes.
-        now: The clock, in seconds.
+        x: training features (N, D).
+        y: classes (N,), or zeros and ones (N, K).
+        val_x: validation features.
+        val_y: validation targets.
+        num_classes: K.
+        head: a pretrained head for other classes that reads the same features. Solutions regularized toward it are
+            tried as well.
+        seconds: no other fit is started after this time. With a thousand classes a fit can take minutes.
+        now: the clock, in seconds.
     """
     deadline = now() + seconds
-    centres = [recalled(x, y, classes, old)] if old is not None and y.ndim == 1 else []
-    found: list[tuple[float, LogisticModel]] = []
-    for near in (*centres, None):
+    centers = [init_from_head(x, y, num_classes, head)] if head is not None and y.ndim == 1 else []
+    candidates: list[tuple[float, LogisticModel]] = []
+    for center in (*centers, None):
+        if candidates and now() >= deadline:
+            break
         lowest = math.inf
-        for each in path(x, y, classes, PENALTIES, near) if not found or now() < deadline else ():
-            held = float(loss(each.scores(held_x), held_y))
-            found.append((held, each))
-            if held > lowest or now() > deadline:  # once it rises along the path, it goes on rising
+        for model in regularization_path(x, y, num_classes, PENALTIES, center):
+            val_loss = float(compute_loss(model.scores(val_x), val_y))
+            candidates.append((val_loss, model))
+            if val_loss > lowest or now() > deadline:  # once it rises along the path, it keeps rising
                 break
-            lowest = held
-    return min(found, key=lambda pair: pair[0])[1]
+            lowest = val_loss
+    return min(candidates, key=lambda pair: pair[0])[1]
 
 
-def recalled(x: Tensor, y: Tensor, classes: int, old: LogisticModel) -> LogisticModel:
-    """Each class as the mixture of old ones that its pictures are taken for, so that no names need to be matched."""
-    shares = torch.zeros(classes, len(old.bias), dtype=torch.double)
-    for some, targets in zip(x.split(ROWS), y.split(ROWS), strict=True):
-        shares.index_add_(0, targets, old.scores(some).softmax(1))
-    shares /= torch.bincount(y, minlength=classes).clamp_min(1)[:, None]
-    return LogisticModel(old.weight @ shares.T, shares @ old.bias)
+def init_from_head(x: Tensor, y: Tensor, num_classes: int, head: LogisticModel) -> LogisticModel:
+    """Each new class as the mixture of pretrained classes that its images are classified as; needs no class names."""
+    mixture = torch.zeros(num_classes, len(head.bias), dtype=torch.double)
+    for features, targets in zip(x.split(HEAD_BATCH_SIZE), y.split(HEAD_BATCH_SIZE), strict=True):
+        mixture.index_add_(0, targets, head.scores(features).softmax(1))
+    mixture /= torch.bincount(y, minlength=num_classes).clamp_min(1)[:, None]
+    return LogisticModel(head.weight @ mixture.T, mixture @ head.bias)
 
 
-def refitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> LogisticModel:
-    """With a penalty that is known already."""
-    *_, last = path(x, y, classes, [p for p in PENALTIES if p >= penalty])
+def refit_logistic(x: Tensor, y: Tensor, num_classes: int, penalty: float) -> LogisticModel:
+    """Fit with a known penalty, along the same path."""
+    *_, last = regularization_path(x, y, num_classes, [p for p in PENALTIES if p >= penalty])
     return last
 
 
-def path(
-    x: Tensor, y: Tensor, classes: int, penalties: Sequence[float], near: LogisticModel | None = None
+def regularization_path(
+    x: Tensor, y: Tensor, num_classes: int, penalties: Sequence[float], center: LogisticModel | None = None
 ) -> Iterator[LogisticModel]:
-    """A solution for each penalty on what lies away from `near`, or else from zero: from the strongest on, each
-    starting where the one before has ended.
+    """A solution for each penalty, strongest first, each initialized from the one before.
+
+    The penalty is on the squared distance from `center`, by default from zero.
     """
     x = x.double()
     mean, std = x.mean(0), x.std(0).clamp_min(1e-6)
     x = (x - mean) / std
-    if near is None:
-        centre, bias = torch.zeros(x.shape[1], classes, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
+    if center is None:
+        origin, bias = torch.zeros(x.shape[1], num_classes, dtype=x.dtype), torch.zeros(num_classes, dtype=x.dtype)
     else:
-        centre, bias = near.weight * std[:, None], near.bias + mean @ near.weight
-    weight = centre
+        origin, bias = center.weight * std[:, None], center.bias + mean @ center.weight
+    weight = origin
     for penalty in penalties:
-        weight, bias = fitted(x, y, weight, bias, centre, penalty)
+        weight, bias = fit_logistic(x, y, weight, bias, origin, penalty)
         raw = weight / std[:, None]
-        yield LogisticModel(raw, bias - mean @ raw, penalty, recalls=near is not None)
+        yield LogisticModel(raw, bias - mean @ raw, penalty, from_head=center is not None)
 
 
-def fitted(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, centre: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weight and bias with the least loss, from the given ones on; the penalty is on the way from `centre`."""
+def fit_logistic(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, origin: Tensor, penalty: float
+) -> tuple[Tensor, Tensor]:
+    """Minimize the penalized loss with L-BFGS, from the given weight and bias."""
     weight, bias = (t.clone().requires_grad_() for t in (weight, bias))
-    optimiser = torch.optim.LBFGS(
-        [weight, bias], max_iter=ITERATIONS, history_size=20, tolerance_change=1e-7, line_search_fn="strong_wolfe"
+    optimizer = torch.optim.LBFGS(
+        [weight, bias], max_iter=MAX_ITERATIONS, history_size=20, tolerance_change=1e-7, line_search_fn="strong_wolfe"
     )
 
-    def objective() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(x @ weight + bias, y) + penalty * (weight - centre).square().sum()
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = compute_loss(x @ weight + bias, y) + penalty * (weight - origin).square().sum()
         value.backward()
         return value
 
-    optimiser.step(objective)
+    optimizer.step(closure)
     return weight.detach(), bias.detach()
 
 
-def loss(logits: Tensor, targets: Tensor) -> Tensor:
+def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of classes (N,), or binary cross-entropy of zeros and ones (N, K)."""
     if targets.ndim == 2:
         return F.binary_cross_entropy_with_logits(logits, targets.double())
     return F.cross_entropy(logits, targets)

@@ -149,7 +149,8 @@ def positions(base: Config) -> Study:
     models = {label: vit(base).replace(pos_embed=kind) for label, kind in kinds.items()}
     cells = [Cell("ViT", label, base.replace(model=model)) for label, model in models.items()]
     return Study(
-        "positions", "Do position embeddings matter, and which?", "The same model with each kind of position embedding.",
+        "positions", "Do position embeddings matter, and which?",
+        "The same model with each kind of position embedding.",
         "Without position embeddings 61.4 %, with any kind 64.0 to 64.2 % (5-shot ImageNet, B/16): the kind hardly "
         "matters (Table 8).",
         "position embedding", tuple(cells), "steps",

@@ -1,7 +1,6 @@
 """`patchword doctor`: check this machine, a dataset, or a run that stopped."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,7 +51,7 @@ def diagnose(what: str | None, image_size: tuple[int, int], patch_size: tuple[in
     """Return the findings on this machine (None), a run directory or a dataset."""
     from ...config import DataConfig
     from ...data.resolve import open_data
-    from ...doctor import examine, machine_findings
+    from ...doctor import examine, examine_run, machine_findings
     from ...engines.engine import ENGINES
     from ...training.run_dir import CONFIG_FILE
 
@@ -60,7 +59,7 @@ def diagnose(what: str | None, image_size: tuple[int, int], patch_size: tuple[in
         with progress("testing engines", len(ENGINES)) as step:
             return [*machine_findings(), precision_finding(), *engine_findings(step)]
     if (Path(what) / CONFIG_FILE).is_file():
-        return run_findings(Path(what))
+        return examine_run(Path(what))
     splits = open_data(DataConfig(source=what), seed=0)
     with progress("examining", sum(map(len, splits.as_dict().values()))) as step:
         return examine(splits, image_size=image_size, patch_size=patch_size, on_progress=step)
@@ -99,21 +98,3 @@ def engine_findings(on_progress: Callable[[], object]) -> "list[Finding]":
         findings.append(Finding("note", summary, (ENGINES[result.name].description,)))
     advice = "--engine auto measures your model. int8 changes predictions slightly: patchword bench shows how much."
     return [*findings, Finding("note", "engines were tested with a ViT of 3 blocks of width 384", (), advice)]
-
-
-def run_findings(run: Path) -> "list[Finding]":
-    """Report problems of a run's config, and replay every step that produced NaN or Inf."""
-    from ...core.findings import Finding
-    from ...doctor import examine_config
-    from ...training.nan_guard import replay
-    from ...training.run_dir import read_config
-
-    findings = [replace(finding, severity="note") for finding in examine_config(read_config(run))]
-    for folder in sorted((run / "faults").glob("step-*")):
-        fault, location = replay(folder)
-        where = f"{fault.location.stage}, {fault.location.layer}" if fault.location else "location unknown"
-        again = "the replay agrees" if location == fault.location else f"the replay found {location}"
-        summary = f"step {fault.step + 1} produced NaN or Inf ({where}); {again}"
-        advice = "Look at these images; lower optim.lr, set optim.clip_grad_norm, or use fp32."
-        findings.append(Finding("error", summary, tuple(fault.samples[:10]), advice))
-    return findings
