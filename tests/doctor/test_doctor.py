@@ -459,6 +459,6 @@ def test_findings_are_shown_as_they_are() -> None:
     assert json.loads(json.dumps(findings[1].to_json()))["details"] == list(names)
 
 
-def test_visible() -> None:
+def test_escape_unprintable() -> None:
     assert escape_unprintable("naïve 日本 عربي 👩\u200d🔬") == "naïve 日本 عربي 👩\u200d🔬"
     assert escape_unprintable("a\nb\u2028\udc80\u200f") == "a\\nb\\u2028\\udc80\\u200f"

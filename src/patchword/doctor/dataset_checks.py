@@ -6,7 +6,7 @@ import numpy as np
 
 from ..config.config_checks import patch_findings
 from ..core.findings import Finding, Severity, sort_by_severity
-from ..core.text import plural
+from ..core.text import pluralize
 from ..data.sources import DatasetSplits, Source
 from .image_survey import Survey, survey_images
 from .near_duplicates import blank_images, equal_pairs, near_pairs
@@ -145,17 +145,17 @@ def _duplicate_findings(survey: Survey, pairs: np.ndarray, kind: str, leak: Seve
     for a, b in sorted({(int(a), int(b)) for a, b in splits if a != b}):
         selected = pairs[(splits == (a, b)).all(axis=1)]
         count = len(np.unique(selected[:, 1]))
-        what = f"{plural(count, 'image')} in {survey.names[b]} {_have(count)} a {kind} in {survey.names[a]}."
+        what = f"{pluralize(count, 'image')} in {survey.names[b]} {_have(count)} a {kind} in {survey.names[a]}."
         advice = "Metrics on images of the training set are too optimistic. Remove them from one of the two splits."
         findings.append(Finding(leak, what, _pair_names(survey, selected), advice))
     is_conflict = np.array([survey.label(a) != survey.label(b) for a, b in pairs], dtype=bool)
     if is_conflict.any():
-        what = f"{plural(int(is_conflict.sum()), 'pair')} of {kind}s {_have(int(is_conflict.sum()))} different labels."
+        what = f"{pluralize(int(is_conflict.sum()), 'pair')} of {kind}s {_have(int(is_conflict.sum()))} different labels."
         names = _pair_names(survey, pairs[is_conflict])
         findings.append(Finding("warning", what, names, "Look at them, and correct the labels."))
     harmless = pairs[(splits[:, 0] == splits[:, 1]) & ~is_conflict]
     if len(harmless):
-        what = f"{plural(len(harmless), 'pair')} of {kind}s {_have(len(harmless))} the same label in the same split."
+        what = f"{pluralize(len(harmless), 'pair')} of {kind}s {_have(len(harmless))} the same label in the same split."
         findings.append(Finding("note", what, _pair_names(survey, harmless), "They count twice, which is harmless."))
     return findings
 
@@ -165,7 +165,7 @@ def _have(count: int) -> str:
 
 
 def _images_are(count: int) -> str:
-    return f"{plural(count, 'image')} {'is' if count == 1 else 'are'}"
+    return f"{pluralize(count, 'image')} {'is' if count == 1 else 'are'}"
 
 
 def _pair_names(survey: Survey, pairs: np.ndarray) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def check_image_sizes(survey: Survey, image_size: tuple[int, int]) -> list[Findi
         findings.append(Finding("warning" if is_majority else "note", what, _names(survey, upscaled), advice))
     ratios = sizes.max(axis=1) / sizes.min(axis=1)
     if (elongated := samples[ratios > MAX_ASPECT_RATIO]).size:
-        what = f"{plural(len(elongated), 'image')} {_have(len(elongated))} an aspect ratio above {MAX_ASPECT_RATIO}. "
+        what = f"{pluralize(len(elongated), 'image')} {_have(len(elongated))} an aspect ratio above {MAX_ASPECT_RATIO}. "
         what += "The model sees only the center."
         findings.append(Finding("note", what, _names(survey, elongated), "If the ends matter, cut them into several."))
     return findings

@@ -19,7 +19,7 @@ from ..config.train import Precision
 from ..data.keyed_rng import permutation
 from ..data.loader import Batch, Loader
 from ..errors import Note
-from ..evaluation.logistic_probe import LogisticModel, logistic_probe
+from ..evaluation.logistic_probe import LogisticModel, fit_best_logistic
 from ..models import Model
 from .precision import autocast
 
@@ -59,12 +59,12 @@ def probe_head(
     val_x, val_y = extract_features(model, val, val_indices, (1 - train_fraction) * max_seconds, now=now)
     seconds_per_image = (now() - val_started) / len(val_y)
     seconds_left = max(max_seconds - (now() - started), max_seconds / 4)
-    probe = logistic_probe(x, y, val_x, val_y, len(train.source.labels), pretrained_head, seconds_left, now)
+    probe = fit_best_logistic(x, y, val_x, val_y, len(train.source.labels), pretrained_head, seconds_left, now)
     head = cast(nn.Linear, model.head)
     with torch.no_grad():
         head.weight.copy_(probe.weight.T)
         head.bias.copy_(probe.bias)
-    regularized = ", regularized towards the pretrained head" if probe.recalls else ""
+    regularized = ", regularized towards the pretrained head" if probe.from_head else ""
     text = f"The head is initialized by a linear probe on {len(y)} images (penalty {probe.penalty:g}{regularized})."
     return Note(text, "head_probed"), seconds_per_image
 

@@ -1,0 +1,53 @@
+"""Which model a run publishes: the best evaluation, and the best interpolation with the initial weights (WiSE-FT)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ..errors import Note
+from .callbacks import LogRow
+from .ema import ModelEma
+from .evaluator import EvalOutputs
+
+ENDPOINTS = {0.0: "fine-tuned", 1.0: "initial"}  # the weights that are compared with their interpolation
+
+
+def score(row: dict[str, Any]) -> tuple[float, float]:
+    """Return what the best evaluation maximizes: accuracy (multi-label: mAP), then likelihood."""
+    return row.get("top1", row.get("map", 0.0)), -row["nll"]
+
+
+def is_better(row: LogRow, best: LogRow | None) -> bool:
+    """Whether an evaluation is the best so far."""
+    return best is None or score(row) > score(best)
+
+
+def select_interpolation(
+    ema: ModelEma, outputs: EvalOutputs, evaluate: Callable[[nn.Module], EvalOutputs]
+) -> tuple[EvalOutputs, Note | None]:
+    """Keep the fine-tuned or the initial weights if one has a lower validation loss than their interpolation.
+
+    On images unlike those of pre-training, the interpolation can be worse than both.
+
+    Args:
+        ema: Its model is replaced if an endpoint is better.
+        outputs: Those of the interpolated model.
+        evaluate: Evaluates a model on the validation set.
+
+    Returns:
+        The outputs of the model that is kept, and a note if that is not the interpolation.
+    """
+    candidates = {ema.init_weight: outputs}
+    candidates |= {weight: evaluate(ema.interpolate(weight)) for weight in ENDPOINTS}
+    losses = {weight: float(each.metrics()["nll"]) for weight, each in candidates.items()}
+    best = min(losses, key=losses.__getitem__)
+    if best == ema.init_weight:
+        return outputs, None
+    interpolated = losses[ema.init_weight]
+    ema.model = ema.interpolate(best)
+    text = (
+        f"The {ENDPOINTS[best]} weights are kept: their validation loss is {losses[best]:.4f}, that of the "
+        f"interpolation (wise_ft_alpha {1 - ema.init_weight:g}) {interpolated:.4f}."
+    )
+    return candidates[best], Note(text, "interpolation_not_kept")
