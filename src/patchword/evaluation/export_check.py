@@ -123,8 +123,8 @@ def compare_accuracy(
 ) -> AccuracyCheck:
     """Accuracy before and after the export; mean average precision of multi-label models."""
     if classifier.checkpoint.multi_label:
-        before, after = (evaluate(each, images, on_progress=on_progress).metrics for each in (classifier, exported))
-        return {"before": before["map"], "after": after["map"], "n": int(after["n"])}
+        original, file = (evaluate(each, images, on_progress=on_progress).metrics for each in (classifier, exported))
+        return {"before": original["map"], "after": file["map"], "n": int(file["n"])}
     result = evaluate(exported, images, compare_to=classifier, on_progress=on_progress)
     assert result.comparison is not None
     before, after = result.comparison.first, result.comparison.second

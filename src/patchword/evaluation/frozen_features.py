@@ -1,4 +1,4 @@
-"""What a layer of a frozen model makes of pictures, computed once and kept in the cache folder."""
+"""Features of a frozen model, computed once and cached on disk."""
 
 import hashlib
 import os
@@ -14,44 +14,52 @@ from .. import __version__
 from ..core.io import atomic_file, cache_dir, digest, weights_digest, wrap_cache_errors
 from ..core.text import print_stderr
 from ..data.sources import ArraySource, FileSource, Source, fingerprint
-from ..errors import ConfigError, DataError, ImageError
+from ..errors import ConfigError, DataError, ImageError, PatchwordError
 from ..inference.classifier import Encoder
 from ..models import Model, ViT
 from ..models.layers import layer_indices
 
 
-def features(
+def extract_features(
     encoder: Encoder, source: Source, layer: int | None = None, on_progress: Callable[[], object] = lambda: None
 ) -> Tensor:
-    """float32 (N, D): what the head reads of each picture; or, of the tokens behind block `layer`, the class token, the
-    mean of the patches, or both, as the model pools (the mean where it pools by attention).
+    """Features of every image of a source, float32 (N, D).
+
+    Args:
+        encoder: the model.
+        source: the images. `DataError` is raised if one of them cannot be read.
+        layer: None: the input of the head. Otherwise the class token after this block, the mean of its patch tokens,
+            or both, as the model pools (the mean for attention pooling).
+        on_progress: called after each image.
     """
-    look = partial(reading, encoder.model, layer)
-    place = kept_at(encoder, source, layer)
-    if place is not None and (found := read_kept(place, len(source))) is not None:
-        return found
-    pictures = (partial(source.read, index) for index in range(len(source)))
+    path = cache_path(encoder, source, layer)
+    if path is not None and (cached := read_cached(path, len(source))) is not None:
+        return cached
+
+    def compute(pixels: Tensor) -> Tensor:
+        return read_layer(encoder.model, layer, encoder.preprocess.normalize(pixels))
+
     rows: list[Tensor] = []
-    for result in encoder.each(pictures, lambda pixels: look(encoder.preprocess.normalize(pixels))):
-        if isinstance(result, ImageError):
-            raise DataError(f"A probe needs every picture, but one cannot be read (doctor lists all). {result}")
-        rows.append(result.clone())
+    for row in encoder.map_images((partial(source.read, index) for index in range(len(source))), compute):
+        if isinstance(row, ImageError):
+            raise DataError(f"A probe needs every image, but one cannot be read (doctor lists all). {row}")
+        rows.append(row.clone())
         on_progress()
-    whole = torch.stack(rows)
-    if place is not None:
+    features = torch.stack(rows)
+    if path is not None:
         try:
-            keep(place, whole)
-        except DataError as error:  # it costs time when they are wanted again, not the answer
-            print_stderr(f"note: the features are not kept. {error}")
-    return whole
+            write_cached(path, features)
+        except PatchwordError as error:
+            print_stderr(f"note: the features are not cached. {error}")
+    return features
 
 
-def reading(model: Model, layer: int | None, images: Tensor) -> Tensor:
-    """(B, D)."""
+def read_layer(model: Model, layer: int | None, images: Tensor) -> Tensor:
+    """Features (B, D) of normalized images."""
     if layer is None:
         return model.embed_images(images)
     if not isinstance(model, ViT):
-        raise ConfigError("Only a ViT has blocks to choose a layer from; leave out --layer.")
+        raise ConfigError("--layer needs a ViT: other models have no blocks. Omit it.")
     (last,) = layer_indices(len(model.blocks), [layer])
     tokens = model.embed_patches(images)
     for block in model.blocks[: last + 1]:
@@ -62,21 +70,21 @@ def reading(model: Model, layer: int | None, images: Tensor) -> Tensor:
     return tokens[:, 0] if model.config.pooling == "class" else mean
 
 
-def kept_at(encoder: Encoder, source: Source, layer: int | None) -> Path | None:
-    """Where these features are kept; None where nothing cheap tells whether the pictures have changed."""
-    stamp = stamped(source)
+def cache_path(encoder: Encoder, source: Source, layer: int | None) -> Path | None:
+    """The file of these features; None if it cannot be told cheaply whether the images have changed."""
+    stamp = source_stamp(source)
     if stamp is None:
         return None
     model = (encoder.checkpoint.config, encoder.preprocess, weights_digest(encoder.model.state_dict()))
     return cache_dir() / "features" / f"{digest(__version__, layer, *model, stamp)[:32]}.npy"
 
 
-def stamped(source: Source) -> str | None:
-    """Changes when a picture does: its file's size and time, or its pixels."""
-    found = hashlib.sha256(fingerprint(source).encode())
+def source_stamp(source: Source) -> str | None:
+    """A digest that changes with the images: with the size and time of their files, or with their pixels."""
+    stamp = hashlib.sha256(fingerprint(source).encode())
     if isinstance(source, ArraySource):
-        found.update(np.ascontiguousarray(source.images).data)
-        return found.hexdigest()
+        stamp.update(np.ascontiguousarray(source.images).data)
+        return stamp.hexdigest()
     if not isinstance(source, FileSource):
         return None
     for index in range(len(source)):
@@ -84,22 +92,23 @@ def stamped(source: Source) -> str | None:
             state = os.stat(source.name(index))
         except OSError:
             return None
-        found.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns} {state.st_ino};".encode())
-    return found.hexdigest()
+        stamp.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns} {state.st_ino};".encode())
+    return stamp.hexdigest()
 
 
-def read_kept(place: Path, count: int) -> Tensor | None:
-    """None if there are none, or a file that is not what was written."""
+def read_cached(path: Path, count: int) -> Tensor | None:
+    """Cached features; None if there are none, or if the file is damaged."""
     try:
-        found = np.load(place, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    whole = found.ndim == 2 and len(found) == count and found.dtype == np.float32
-    return torch.from_numpy(found) if whole else None
+    valid = array.ndim == 2 and len(array) == count and array.dtype == np.float32
+    return torch.from_numpy(array) if valid else None
 
 
-def keep(place: Path, rows: Tensor) -> None:
-    with wrap_cache_errors(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(place) as made, made.open("wb") as file:
+def write_cached(path: Path, rows: Tensor) -> None:
+    """Write features atomically."""
+    with wrap_cache_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as target, target.open("wb") as file:
             np.save(file, rows.numpy())

@@ -1,4 +1,4 @@
-"""k nearest neighbours by the cosine, each voting with exp(cosine / 0.07): the usual k-NN of self-supervised work."""
+"""k-nearest-neighbor classification of frozen features, weighted by exp(cosine / 0.07) (Wu et al., 2018)."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 TEMPERATURE = 0.07
-MOST = 2**27  # numbers of a table of similarities that is held at once
+MAX_SIMILARITIES = 2**27  # computed at once
 
 
-def neighbour_accuracies(
-    x: Tensor, y: Tensor, asked: Tensor, truth: Tensor, classes: int, counts: Sequence[int]
+def knn_accuracies(
+    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, ks: Sequence[int]
 ) -> dict[int, float]:
-    """For each k the part of the rows of `asked` whose class wins the vote of their neighbours in x, y."""
-    hits = dict.fromkeys(counts, 0)
-    known, rows = F.normalize(x.float(), dim=1), max(1, MOST // max(len(x), classes))
-    for some, right in zip(F.normalize(asked.float(), dim=1).split(rows), truth.split(rows), strict=True):
-        near, places = (some @ known.T).topk(max(counts, default=0), dim=1)
-        for k in counts:
-            hits[k] += int((votes(near[:, :k], y[places[:, :k]], classes).argmax(dim=1) == right).sum())
-    return {k: hit / len(truth) for k, hit in hits.items()}
+    """For each k, the accuracy on `test_x`, `test_y` of a vote of the k nearest rows of `x`, `y`."""
+    hits = dict.fromkeys(ks, 0)
+    train, rows = F.normalize(x.float(), dim=1), max(1, MAX_SIMILARITIES // max(len(x), num_classes))
+    for features, targets in zip(F.normalize(test_x.float(), dim=1).split(rows), test_y.split(rows), strict=True):
+        similarity, indices = (features @ train.T).topk(max(ks, default=0), dim=1)
+        for k in ks:
+            votes = weighted_votes(similarity[:, :k], y[indices[:, :k]], num_classes)
+            hits[k] += int((votes.argmax(dim=1) == targets).sum())
+    return {k: hit / len(test_y) for k, hit in hits.items()}
 
 
-def votes(near: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(B, K) from the similarities and labels of the nearest, (B, k) each; the very nearest counts one."""
-    weights = ((near - near[:, :1]) / TEMPERATURE).exp()
-    return torch.zeros(len(near), classes).scatter_add_(1, labels, weights)
+def weighted_votes(similarity: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Votes (B, K) from the similarities and labels of the nearest neighbors, (B, k) each; the nearest has weight 1."""
+    weights = ((similarity - similarity[:, :1]) / TEMPERATURE).exp()
+    return torch.zeros(len(similarity), num_classes).scatter_add_(1, labels, weights)

@@ -1,13 +1,14 @@
-"""A probe from start to end: features of two parts, then each way to read classes off them."""
+"""Probes of a frozen model: features of the training and test sets, then several classifiers on them."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..config import DataConfig
@@ -15,45 +16,51 @@ from ..data.resolve import open_data, with_validation
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError, DataError
 from ..inference.classifier import Encoder
-from .frozen_features import features
-from .knn_probe import neighbour_accuracies
-from .logistic_probe import logistic_probe, refitted
-from .ridge_probe import L2, Ridge, draw_shots
+from .frozen_features import extract_features
+from .knn_probe import knn_accuracies
+from .logistic_probe import fit_best_logistic, refit_logistic
+from .ridge_probe import L2, RidgeProbe, sample_shots
 
 SHOTS = (1, 5, 10, 25)
-NEIGHBOURS = (1, 5, 20)
-HELD_OUT = 0.2  # of the training part, where there is no validation part: for the penalty of the logistic regression
+NEIGHBORS = (1, 5, 20)
+VAL_FRACTION = 0.2  # of the training set, if there is no validation set: to choose the penalty
+
+
+class ProbeRow(NamedTuple):
+    """The result of one probe."""
+
+    probe: str
+    accuracy: float
+    std: float | None  # over seeds
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracies on the part that was asked about."""
+    """Accuracies of all probes."""
 
-    few_shot: dict[int, list[float]]  # shots of each class: one accuracy for each seed
-    neighbours: dict[int, float]  # k
+    few_shot: dict[int, list[float]]  # by number of shots: one accuracy for each seed
+    knn: dict[int, float]  # by k
     logistic: float
-    penalty: float
+    penalty: float  # of the logistic regression
     classes: int
-    train: int
+    train: int  # number of images
     test: int
     l2: float
-    left_out: tuple[int, ...] = ()  # shots that the smallest class does not have
-    part: str = "test"  # that was asked about
+    skipped_shots: tuple[int, ...] = ()  # more than the smallest class has images
+    split: str = "test"  # that was evaluated: test or validation
 
-    def rows(self) -> list[tuple[str, float, float | None]]:
-        """A line each: what, accuracy, and the standard deviation over seeds."""
-        said: list[tuple[str, float, float | None]] = [
-            (f"{n}-shot", float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else None)
-            for n, found in self.few_shot.items()
+    def rows(self) -> list[ProbeRow]:
+        """A row for each probe."""
+        rows = [
+            ProbeRow(f"{n}-shot", float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+            for n, values in self.few_shot.items()
         ]
-        said += [(f"{k} nearest", accuracy, None) for k, accuracy in self.neighbours.items()]
-        return [*said, ("logistic", self.logistic, None)]
+        rows += [ProbeRow(f"{k}-NN", accuracy, None) for k, accuracy in self.knn.items()]
+        return [*rows, ProbeRow("logistic", self.logistic, None)]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "summary": [{"probe": name, "accuracy": mean, "std": std} for name, mean, std in self.rows()],
-        }
+        """The document that `patchword probe --json` prints."""
+        return {**vars(self), "summary": [row._asdict() for row in self.rows()]}
 
 
 def probe(
@@ -66,43 +73,56 @@ def probe(
     l2: float = L2,
     on_progress: Callable[[], object] = lambda: None,
 ) -> ProbeResult:
-    """Accuracy on the test part (or else validation) of what is learnt of the training part with the model frozen.
+    """Accuracy on the test set (or else the validation set) of classifiers trained on frozen features.
 
     Args:
-        layer: the block whose tokens are read; None: what the head reads
-        shots: pictures of each class in the paper's few-shot probe; numbers that a class does not have are left out
-        seeds: draws of those pictures
+        model: a model reference, a checkpoint or a classifier.
+        data: a dataset reference, or splits.
+        layer: the block whose tokens are read; None: the input of the head.
+        shots: images of each class in the paper's few-shot probe; larger numbers than a class has are skipped.
+        seeds: number of random draws of these images.
+        l2: penalty of the few-shot probe.
+        on_progress: called after each image.
     """
     if seeds < 1 or any(n < 1 for n in shots) or not 0 < l2 < math.inf:
-        raise ConfigError("Shots and seeds are at least 1, and l2 is a number above 0.")
+        raise ConfigError(f"shots and seeds must be at least 1 and l2 above 0, not {tuple(shots)}, {seeds} and {l2}.")
     if isinstance(data, DatasetSplits):
-        parts = with_validation(data, HELD_OUT, seed=0)
+        splits = with_validation(data, VAL_FRACTION, seed=0)
     else:
-        parts = open_data(DataConfig(source=str(data), val_fraction=HELD_OUT), seed=0)
-    assert parts.val is not None
-    train, val, test = parts.train, parts.val, parts.test or parts.val
-    if train.multi_label:
-        raise DataError("A probe needs one class for each picture; these data have several.")
-    encoder = opened(model)
-    distinct = {id(part): part for part in (train, val, test)}
-    found = {key: features(encoder, part, layer, on_progress) for key, part in distinct.items()}
-    x, held, asked = (found[id(part)] for part in (train, val, test))
-    y, held_y, truth = (torch.from_numpy(part.targets) for part in (train, val, test))
-    classes = len(train.labels)
-    best = logistic_probe(x, y, held, held_y, classes)
-    if test is not val:  # what was held out for choosing is learnt from as well
-        x, y = torch.cat([x, held]), torch.cat([y, held_y])
-        best = refitted(x, y, classes, best.penalty)
-    least = min(int(n) for n in torch.bincount(y) if n)
-    few = {n: few_shot(x, y, asked, truth, classes, n, seeds, l2) for n in shots if n <= least}
-    near = neighbour_accuracies(x, y, asked, truth, classes, [k for k in NEIGHBOURS if k <= len(x)])
-    right = float((best.scores(asked).argmax(dim=1) == truth).double().mean())
-    missing = tuple(n for n in shots if n > least)
-    part = "test" if test is not val else "validation"
-    return ProbeResult(few, near, right, best.penalty, classes, len(y), len(truth), l2, missing, part)
+        splits = open_data(DataConfig(source=str(data), val_fraction=VAL_FRACTION), seed=0)
+    assert splits.val is not None
+    if splits.train.multi_label:
+        raise DataError("A probe needs single-label data, but these are multi-label.", code="unsupported_by_model")
+    sources = {"train": splits.train, "val": splits.val, "test": splits.test or splits.val}
+    encoder = open_encoder(model)
+    distinct = {id(source): source for source in sources.values()}
+    features = {key: extract_features(encoder, source, layer, on_progress) for key, source in distinct.items()}
+    x, val_x, test_x = (features[id(source)] for source in sources.values())
+    y, val_y, test_y = (torch.from_numpy(source.targets) for source in sources.values())
+    num_classes = len(splits.train.labels)
+    best = fit_best_logistic(x, y, val_x, val_y, num_classes)
+    if splits.test is not None:  # then the validation set is used for training as well
+        x, y = torch.cat([x, val_x]), torch.cat([y, val_y])
+        best = refit_logistic(x, y, num_classes, best.penalty)
+    smallest = min(int(n) for n in torch.bincount(y) if n)
+    return ProbeResult(
+        few_shot={
+            n: few_shot_accuracies(x, y, test_x, test_y, num_classes, n, seeds, l2) for n in shots if n <= smallest
+        },
+        knn=knn_accuracies(x, y, test_x, test_y, num_classes, [k for k in NEIGHBORS if k <= len(x)]),
+        logistic=float((best.scores(test_x).argmax(dim=1) == test_y).double().mean()),
+        penalty=best.penalty,
+        classes=num_classes,
+        train=len(y),
+        test=len(test_y),
+        l2=l2,
+        skipped_shots=tuple(n for n in shots if n > smallest),
+        split="test" if splits.test is not None else "validation",
+    )
 
 
-def opened(model: str | Path | Checkpoint | Encoder) -> Encoder:
+def open_encoder(model: str | Path | Checkpoint | Encoder) -> Encoder:
+    """An encoder from whatever names a model."""
     if isinstance(model, str | Path):
         model = read_checkpoint(model)
     if isinstance(model, Checkpoint):
@@ -110,18 +130,17 @@ def opened(model: str | Path | Checkpoint | Encoder) -> Encoder:
     if not isinstance(model, Encoder):
         kind = type(model).__name__
         raise ConfigError(
-            f"A probe takes a model reference, a Checkpoint or a Classifier, which know how pictures are "
-            f"prepared, not {kind}."
+            f"A probe takes a model reference, a Checkpoint or a Classifier, which know the preprocessing, not {kind}."
         )
     return model
 
 
-def few_shot(
-    x: torch.Tensor, y: torch.Tensor, asked: torch.Tensor, truth: torch.Tensor,
-    classes: int, shots: int, seeds: int, l2: float,
-) -> list[float]:  # fmt: skip
-    found = []
+def few_shot_accuracies(
+    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, shots: int, seeds: int, l2: float
+) -> list[float]:
+    """The accuracy of the ridge probe for each seed."""
+    accuracies = []
     for seed in range(seeds):
-        rows = torch.from_numpy(draw_shots(y.numpy(), shots, seed))
-        found.append(Ridge(x[rows], y[rows], classes).accuracy(asked, truth, l2))
-    return found
+        rows = torch.from_numpy(sample_shots(y.numpy(), shots, seed))
+        accuracies.append(RidgeProbe(x[rows], y[rows], num_classes).accuracy(test_x, test_y, l2))
+    return accuracies

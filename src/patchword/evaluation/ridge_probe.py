@@ -1,7 +1,7 @@
-"""The paper's few-shot probe: least squares with a penalty, from features to rows of -1 and 1, in closed form.
+"""The paper's few-shot probe: regularized least squares from frozen features to targets of -1 and 1, in closed form.
 
-As big_vision's evaluator has it: features are whitened by the mean and the standard deviation of the shots, a constant
-of 100 stands for the bias (so large that the penalty hardly touches it), and W = (X^T X + l2 I)^-1 X^T Y.
+As in big_vision's evaluator: features are standardized by the mean and standard deviation of the shots, a constant
+feature of 100 stands for the bias (so large that the penalty hardly affects it), and W = (X^T X + l2 I)^-1 X^T Y.
 """
 
 import numpy as np
@@ -12,42 +12,44 @@ from torch.nn import functional as F
 from ..errors import DataError
 
 BIAS = 100.0
-TINY = 1e-5  # added to the standard deviation
-L2 = 2.0**10  # what the paper's figures were made with
+EPSILON = 1e-5  # added to the standard deviation
+L2 = 2.0**10  # as in the paper's figures
 
 
-class Ridge:
+class RidgeProbe:
     """The solution for every penalty, from one eigenvalue decomposition."""
 
-    def __init__(self, x: Tensor, y: Tensor, classes: int) -> None:
+    def __init__(self, x: Tensor, y: Tensor, num_classes: int) -> None:
         x = x.double()
-        self.mean, self.std = x.mean(dim=0), x.std(dim=0, correction=0) + TINY
-        x = self.whitened(x)
-        goals = 2.0 * F.one_hot(y, classes).double() - 1.0
+        self.mean, self.std = x.mean(dim=0), x.std(dim=0, correction=0) + EPSILON
+        x = self.standardize(x)
+        targets = 2.0 * F.one_hot(y, num_classes).double() - 1.0
         if len(x) >= x.shape[1]:
-            self.values, vectors = torch.linalg.eigh(x.T @ x)
-            self.left, self.right = vectors, vectors.T @ (x.T @ goals)
-        else:  # fewer pictures than features: the same by the smaller matrix X X^T
-            self.values, vectors = torch.linalg.eigh(x @ x.T)
-            self.left, self.right = x.T @ vectors, vectors.T @ goals
+            self.eigenvalues, vectors = torch.linalg.eigh(x.T @ x)
+            self.left, self.right = vectors, vectors.T @ (x.T @ targets)
+        else:  # fewer images than features: the same solution from the smaller matrix X X^T
+            self.eigenvalues, vectors = torch.linalg.eigh(x @ x.T)
+            self.left, self.right = x.T @ vectors, vectors.T @ targets
 
-    def whitened(self, x: Tensor) -> Tensor:
+    def standardize(self, x: Tensor) -> Tensor:
+        """Standardized features with the constant one appended."""
         return F.pad((x.double() - self.mean) / self.std, (0, 1), value=BIAS)
 
     def scores(self, x: Tensor, l2: float = L2) -> Tensor:
-        """(N, K); the largest of a row is the answer."""
-        return self.whitened(x) @ ((self.left / (self.values + l2)) @ self.right)
+        """Scores (N, K); the largest in a row is the predicted class."""
+        return self.standardize(x) @ ((self.left / (self.eigenvalues + l2)) @ self.right)
 
     def accuracy(self, x: Tensor, y: Tensor, l2: float = L2) -> float:
+        """Top-1 accuracy."""
         return float((self.scores(x, l2).argmax(dim=1) == y).double().mean())
 
 
-def draw_shots(targets: np.ndarray, shots: int, seed: int) -> np.ndarray:
-    """Indices of `shots` pictures of each class that there is; every class must have as many."""
-    chance, chosen = np.random.default_rng(seed), []
+def sample_shots(targets: np.ndarray, shots: int, seed: int) -> np.ndarray:
+    """Indices of `shots` random images of each class that occurs."""
+    rng, chosen = np.random.default_rng(seed), []
     for label in np.unique(targets):
-        places = np.flatnonzero(targets == label)
-        if len(places) < shots:
-            raise DataError(f"Class {label} has only {len(places)} pictures for training; {shots} shots need more.")
-        chosen.append(chance.permutation(places)[:shots])
+        indices = np.flatnonzero(targets == label)
+        if len(indices) < shots:
+            raise DataError(f"Class {label} has {len(indices)} training images, fewer than the {shots} shots.")
+        chosen.append(rng.permutation(indices)[:shots])
     return np.concatenate(chosen)

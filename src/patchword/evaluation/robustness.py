@@ -31,7 +31,7 @@ class Robustness:
     def families(self) -> dict[str, list[float]]:
         """The mean of each family of corruptions, by severity."""
         rows = {
-            family: [self.accuracy[corruption.__name__] for corruption in members if corruption.__name__ in self.accuracy]
+            family: [self.accuracy[member.__name__] for member in members if member.__name__ in self.accuracy]
             for family, members in FAMILIES.items()
         }
         return {family: [float(v) for v in np.mean(values, axis=0)] for family, values in rows.items()}

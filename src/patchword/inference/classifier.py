@@ -38,7 +38,7 @@ class Encoder:
                 code="unsupported_by_model",
             )
         self.checkpoint = checkpoint
-        self.model = optimize_for_cpu(checkpoint.model())
+        self.model = optimize_for_cpu(checkpoint.build_model())
         self.preprocess = checkpoint.preprocess
 
     @classmethod
@@ -101,7 +101,8 @@ class Classifier(Encoder):
         """Args: engine: a name, or a function from uint8 (B, H, W, C) to logits (B, K) divided by the temperature."""
         if not checkpoint.config.num_classes:
             raise ConfigError(
-                "The model has no head, so it cannot classify. Load it with num_classes and train it.", code="unsupported_by_model"
+                "The model has no head, so it cannot classify. Load it with num_classes and train it.",
+                code="unsupported_by_model",
             )
         super().__init__(checkpoint)
         self.labels = class_labels(checkpoint)

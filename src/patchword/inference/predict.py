@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from .classifier import Classifier
 from .decode import DecodedImage
 from .inputs import InputImage, UnreadableImage
 from .prediction_csv import ImageResult, PredictionTable, ScoreRow
-from .predictions import Prediction
+from .predictions import Prediction, Score
 
 # Called with each image that was classified, decoded at full size, e.g. to write an explanation of the prediction.
 OnPrediction = Callable[[InputImage, DecodedImage, Prediction], object]
@@ -36,7 +36,12 @@ def predict_images(
         if on_prediction is not None:
             assert decoded is not None
             on_prediction(image, decoded, prediction)
-        yield {"path": image.name, "predictions": [ScoreRow(**asdict(score)) for score in prediction.scores]}
+        yield {"path": image.name, "predictions": [score_row(score) for score in prediction.scores]}
+
+
+def score_row(score: Score) -> ScoreRow:
+    """A class as JSON."""
+    return {"label": score.label, "index": score.index, "probability": score.probability}
 
 
 def compute_outputs(

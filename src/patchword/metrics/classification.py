@@ -62,7 +62,7 @@ class ClassificationMetrics:
     @property
     def correct(self) -> np.ndarray:
         """Whether each image was classified correctly, bool (N,)."""
-        return np.array(self.targets) == np.array(self.predicted)
+        return np.equal(self.targets, self.predicted)
 
     def compute(self) -> Metrics:
         """top1, top5, ece, nll and n."""

@@ -41,7 +41,7 @@ def bootstrap_mean(values: np.ndarray, *, rounds: int = ROUNDS, seed: int = 0) -
 def percentile_bootstrap(
     values: np.ndarray, statistic: Callable[..., Any], rounds: int, seed: int, *, vectorized: bool
 ) -> Any:
-    """scipy's confidence interval, with `low` and `high`, in batches of bounded memory."""
+    """Scipy's confidence interval, with `low` and `high`, in batches of bounded memory."""
     result = bootstrap(
         (values,), statistic, n_resamples=rounds, batch=max(1, MAX_BATCH_VALUES // len(values)),
         vectorized=vectorized, confidence_level=LEVEL, method="percentile", random_state=np.random.default_rng(seed),

@@ -89,9 +89,7 @@ def class_rows(targets: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
     ]  # fmt: skip
 
 
-def multi_label_class_rows(
-    logits: np.ndarray, targets: np.ndarray, labels: Sequence[str]
-) -> list[MultiLabelClassRow]:
+def multi_label_class_rows(logits: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> list[MultiLabelClassRow]:
     """The per-class table of a multi-label model: one row for each label that occurs.
 
     Args:
@@ -118,7 +116,7 @@ def confusion_matrix(targets: np.ndarray, predicted: np.ndarray, num_classes: in
     """Counts (K, K): rows are true classes, columns predicted classes."""
     from sklearn import metrics  # imported late: it takes a second
 
-    return metrics.confusion_matrix(targets, predicted, labels=np.arange(num_classes))
+    return np.asarray(metrics.confusion_matrix(targets, predicted, labels=np.arange(num_classes)))
 
 
 def class_intervals(

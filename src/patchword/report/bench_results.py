@@ -42,7 +42,12 @@ def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tupl
     for row in rows:
         for timing in row.timings:
             assert row.parity is not None
-            times = (f"{timing.median_ms:.1f}", f"{timing.p95_ms:.1f}", f"{timing.p99_ms:.1f}", f"{timing.images_per_second:.1f}")
+            times = (
+                f"{timing.median_ms:.1f}",
+                f"{timing.p95_ms:.1f}",
+                f"{timing.p99_ms:.1f}",
+                f"{timing.images_per_second:.1f}",
+            )
             agreement = (f"{row.parity.top1_agreement:.1%}", f"{row.parity.kl_divergence:.1g}")
             mebibytes = (f"{row.file_mib:.0f}", f"{row.memory_mib:.0f}")
             measured = (f"{accuracy[row.name]:.2%}",) if accuracy else ()
@@ -54,7 +59,7 @@ def bench_table(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> tupl
 
 def bench_figure(rows: Sequence[EngineBench], accuracy: dict[str, float]) -> "Figure":
     """A point for each engine and batch size."""
-    from ..plots.theme import new_figure, style_axes, current_theme
+    from ..plots.theme import current_theme, new_figure, style_axes
 
     figure = new_figure(7.6, 4.6)
     y = "accuracy" if accuracy else "images with the same class as PyTorch fp32"

@@ -32,12 +32,12 @@ class RenderedPanel:
     table: Sequence[Sequence[str]]
 
 
-def make_panels(panels: Sequence[Panel]) -> list[RenderedPanel]:
+def render_panels(panels: Sequence[Panel]) -> list[RenderedPanel]:
     """A panel for each figure that applies to this model."""
-    return [make_panel(each) for each in panels if each.draw]
+    return [render_panel(each) for each in panels if each.draw]
 
 
-def make_panel(panel: Panel) -> RenderedPanel:
+def render_panel(panel: Panel) -> RenderedPanel:
     """Draw a figure in both color schemes."""
     from ..plots.theme import DARK, LIGHT  # imports matplotlib, which a training report does not need
 

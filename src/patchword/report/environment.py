@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from .. import __version__
-from ..core.text import format_count, pluralize, escape_unprintable
+from ..core.text import escape_unprintable, format_count, pluralize
 from .formatting import break_points, percent, shorten
 
 

@@ -13,6 +13,7 @@ from ..checkpoints import Checkpoint
 from ..core.text import pluralize
 from ..inference.classifier import Classifier
 from ..inference.image_batch import ImageBatch
+from ..inspection.attention_distance import measure_attention_distance
 from ..inspection.attention_rollout import head_attention
 from ..inspection.explain import CLASS_METHODS, default_method, explain, methods_for
 from ..inspection.faithfulness import (
@@ -24,7 +25,6 @@ from ..inspection.faithfulness import (
     random_maps,
 )
 from ..inspection.filters import embedding_filters
-from ..inspection.attention_distance import measure_attention_distance
 from ..inspection.pos_embed_similarity import NO_TABLE, cross_strength, position_similarity
 from ..inspection.token_analysis import outlier_fraction, patch_colors, patch_similarity, token_norms
 from ..inspection.walkthrough import trace_walkthrough
@@ -89,8 +89,8 @@ class Subject:
         return self.logits.argmax(dim=-1).clone()
 
     def scores(self, index: int, count: int) -> list[tuple[str, int, float]]:
-        found = self.classifier.prediction(self.logits[index], count).scores
-        return [(score.label, score.index, score.probability) for score in found]
+        prediction = self.classifier.prediction(self.logits[index], count)
+        return [(score.label, score.index, score.probability) for score in prediction.scores]
 
     def overlaid(self, index: int, heat: np.ndarray) -> Image.Image:
         return overlay_heatmap(self.batch.originals[index], heat, self.classifier.preprocess)
@@ -128,13 +128,16 @@ def for_attention(name: str, title: str) -> Callable[[Callable[..., Panel]], Cal
 
 
 def make_filters_panel(subject: Subject) -> Panel:
+    """Principal components of the patch embedding (the paper's Figure 7, left)."""
     from ..plots.filter_plot import plot_filters
 
     filters = embedding_filters(subject.model)
     count = len(filters.components)
-    few, share = filters.explained[: count // 3].sum(), filters.explained.sum()
-    caption = f"The first {count // 3} principal components explain {few:.0%} of the variance of the {len(filters.raw)} "
-    caption += f"filters, all {count} explain {share:.0%}."
+    few, total = filters.explained[: count // 3].sum(), filters.explained.sum()
+    caption = (
+        f"The first {count // 3} principal components explain {few:.0%} of the variance of the {len(filters.raw)} "
+    )
+    caption += f"filters, all {count} explain {total:.0%}."
     paper = (
         "In the paper (ViT-L/32), the leading components resemble basis functions for the fine structure of a patch: "
     )
@@ -145,6 +148,7 @@ def make_filters_panel(subject: Subject) -> Panel:
 
 
 def make_positions_panel(subject: Subject) -> Panel:
+    """Similarity of position embeddings (Figure 7, center)."""
     name, title = "positions", "Position embedding similarity"
     model = subject.model
     if not isinstance(model, ViT):
@@ -159,7 +163,9 @@ def make_positions_panel(subject: Subject) -> Panel:
         old, new = ("x".join(map(str, m.config.grid)) for m in (before, model))
         panels = {f"original, {old}": position_similarity(before), f"resampled, {new}": panels["positions"]}
     near, far = cross_strength(list(panels.values())[-1])
-    caption = f"Each tile shows the cosine similarity of one position embedding with all others. Mean: {near:.2f} within "
+    caption = (
+        f"Each tile shows the cosine similarity of one position embedding with all others. Mean: {near:.2f} within "
+    )
     caption += f"the same row or column, {far:.2f} elsewhere."
     paper = (
         "In the paper, nearby positions are similar and rows and columns stand out, although the grid is not built in."
@@ -170,12 +176,15 @@ def make_positions_panel(subject: Subject) -> Panel:
 
 @for_attention("attention_distance", "Attention distance")
 def make_attention_distance_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
+    """Mean attention distance by head and depth (Figure 7, right)."""
     from ..plots.distance_plot import plot_attention_distance
 
     reach = measure_attention_distance(model, subject.batches())
     first, last = reach.distance[0].mean(), reach.distance[-1].mean()
-    caption = f"Mean over {pluralize(reach.num_images, 'image')}: {first:.0f} pixels in the first layer, {last:.0f} in the last. "
-    caption += f"Spearman's rank correlation between depth and mean distance is {reach.depth_correlation:.2f}."
+    caption = f"Mean over {pluralize(reach.num_images, 'image')}: {first:.0f} pixels in the first layer, {last:.0f} in "
+    caption += (
+        f"the last. Spearman's rank correlation between depth and mean distance is {reach.depth_correlation:.2f}."
+    )
     caption += " Class and register tokens are excluded." if model.config.num_prefix else ""
     paper = (
         "In the paper, some heads in the lowest layers already attend to the whole image while others stay local, and "
@@ -187,15 +196,23 @@ def make_attention_distance_panel(subject: Subject, model: ViT, panel: Callable[
 
 @for_attention("walk", "One image through the model")
 def make_walkthrough_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
+    """The forward pass of one image, step by step (Figure 1)."""
     from ..plots.walkthrough_plot import plot_walkthrough
 
     walk = trace_walkthrough(model, subject.batch.pixels[0].numpy(), subject.images[0])
-    scores = [(label, share) for label, _, share in subject.scores(0, 5)]
-    caption = "From pixels to probabilities. The colors in step 4 are the first three principal components of the tokens "
+    scores = [(label, probability) for label, _, probability in subject.scores(0, 5)]
+    caption = (
+        "From pixels to probabilities. The colors in step 4 are the first three principal components of the tokens "
+    )
     caption += "after each block: patches of similar color have similar representations."
     draw = partial(plot_walkthrough, walk, scores, describe_reader(model), describe_attender(model), model.config)
     paper = "The paper's Figure 1, computed for this image."
-    arrays = {"embedded": walk.patch_embeddings, "entering": walk.tokens, "attention": walk.attention, "logits": walk.logits}
+    arrays = {
+        "embedded": walk.patch_embeddings,
+        "entering": walk.tokens,
+        "attention": walk.attention,
+        "logits": walk.logits,
+    }
     return panel(caption, paper, draw, arrays)
 
 
@@ -214,6 +231,7 @@ def describe_attender(model: ViT) -> str:
 
 @for_attention("heads", "Attention maps by layer and head")
 def make_heads_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
+    """The attention map of every head."""
     from ..plots.attention_plot import plot_heads
 
     maps = head_attention(model, subject.images[:1])[0].cpu().numpy()
@@ -225,6 +243,7 @@ def make_heads_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) 
 
 
 def make_methods_panel(subject: Subject) -> Panel:
+    """Every explanation method on a few images."""
     name, title, methods = "explanations", "Explanations", methods_for(subject.model.config)
     if not methods:
         return Panel.absent(name, title, NO_BLOCKS)
@@ -232,20 +251,23 @@ def make_methods_panel(subject: Subject) -> Panel:
 
     count = min(NUM_OVERLAYS, len(subject.batch.originals))
     images, classes = subject.images[:count], subject.classes[:count]
-    found: dict[str, np.ndarray] = {m: explain(subject.model, images, classes, m) for m in methods}
-    drawn = {method: [subject.overlaid(i, heat) for i, heat in enumerate(maps)] for method, maps in found.items()}
+    maps: dict[str, np.ndarray] = {m: explain(subject.model, images, classes, m) for m in methods}
+    drawn = {method: [subject.overlaid(i, heat) for i, heat in enumerate(heats)] for method, heats in maps.items()}
     titles = [subject.classifier.labels[int(c)] for c in classes]
     caption = "Evidence for the class above each image, by method. Brighter means more relevant; the dark border is "
     caption += "cropped away before the model sees the image."
     paper = ""
     if len(methods) > 1:
-        caption += f" {', '.join(m for m in methods if m in CLASS_METHODS)} are class-specific; the other methods are not."
+        caption += (
+            f" {', '.join(m for m in methods if m in CLASS_METHODS)} are class-specific; the other methods are not."
+        )
         paper = "The paper's Figure 6 is attention rollout."
     draw = partial(plot_methods, subject.batch.originals[:count], titles, drawn)
-    return Panel(name, title, caption, paper, draw, found)
+    return Panel(name, title, caption, paper, draw, maps)
 
 
 def make_classes_panel(subject: Subject) -> Panel:
+    """Explanations of the most probable classes of one image."""
     name, title = "classes", "Explanations by class"
     if not methods_for(subject.model.config):
         return Panel.absent(name, title, NO_BLOCKS)
@@ -255,41 +277,44 @@ def make_classes_panel(subject: Subject) -> Panel:
     if subject.label is not None and subject.label not in [index for _, index, _ in scores]:
         everything = subject.scores(0, len(subject.classifier.labels))
         scores = [*scores[:-1], next(score for score in everything if score[1] == subject.label)]
-    asked = torch.tensor([index for _, index, _ in scores])
-    maps = explain(subject.model, subject.images[:1].expand(len(asked), -1, -1, -1), asked, method)
+    classes = torch.tensor([index for _, index, _ in scores])
+    maps = explain(subject.model, subject.images[:1].expand(len(classes), -1, -1, -1), classes, method)
     drawn = [subject.overlaid(0, heat) for heat in maps]
     also = " and of the requested one" if subject.label is not None else ""
     caption = f"Explanations of the most probable classes of the first image{also}, by {method}."
-    pairs = [(label, share) for label, _, share in scores]
+    pairs = [(label, probability) for label, _, probability in scores]
     draw = partial(plot_classes, subject.batch.originals[0], pairs, drawn)
     return Panel(name, title, caption, "", draw, {"maps": maps})
 
 
 def make_faithfulness_panel(subject: Subject) -> Panel:
+    """Deletion, insertion and parameter randomization tests of the explanations."""
     name, title, methods = "trust", "Faithfulness of the explanations", methods_for(subject.model.config)
     if not methods:
         return Panel.absent(name, title, NO_BLOCKS)
     from ..plots.faithfulness_plot import plot_faithfulness
 
     model, images, classes = subject.model, subject.images[:NUM_FAITHFULNESS], subject.classes[:NUM_FAITHFULNESS]
-    found: dict[str, np.ndarray] = {method: explain(model, images, classes, method) for method in methods}
-    found[RANDOM_ORDER] = random_maps(found[methods[0]].shape)
+    maps: dict[str, np.ndarray] = {method: explain(model, images, classes, method) for method in methods}
+    maps[RANDOM_ORDER] = random_maps(maps[methods[0]].shape)
     multi_label = subject.classifier.checkpoint.multi_label
     curves = {
-        n: deletion_insertion(subject.calibrated, images, classes, m, multi_label=multi_label) for n, m in found.items()
+        n: deletion_insertion(subject.calibrated, images, classes, m, multi_label=multi_label) for n, m in maps.items()
     }
-    kept = parameter_randomization(model, images[:NUM_RANDOMIZED], classes[:NUM_RANDOMIZED], methods)
+    similarity = parameter_randomization(model, images[:NUM_RANDOMIZED], classes[:NUM_RANDOMIZED], methods)
     ranked = sorted(methods, key=lambda m: -gap(curves[m]))
     caption = faithfulness_verdict(curves, ranked, len(images), min(NUM_RANDOMIZED, len(images)))
     head = ("method", "deletion", "insertion", "difference", *(f"shuffled: {ruin}" for ruin in RANDOMIZATION_STAGES))
-    rows = [faithfulness_row(each, curves[each], kept.get(each)) for each in (*ranked, RANDOM_ORDER)]
+    rows = [faithfulness_row(each, curves[each], similarity.get(each)) for each in (*ranked, RANDOM_ORDER)]  # type: ignore[call-overload]  # RANDOM_ORDER is not a method
     arrays = {f"{n}_deletion".replace(" ", "_"): c.deletion for n, c in curves.items()}
     arrays |= {f"{n}_insertion".replace(" ", "_"): c.insertion for n, c in curves.items()}
     draw = partial(plot_faithfulness, {each: curves[each] for each in (*ranked, RANDOM_ORDER)})
     return Panel(name, title, caption, "", draw, arrays, (head, *rows))
 
 
-def faithfulness_verdict(curves: dict[str, FaithfulnessCurves], ranked: Sequence[str], num_images: int, num_randomized: int) -> str:
+def faithfulness_verdict(
+    curves: dict[str, FaithfulnessCurves], ranked: Sequence[str], num_images: int, num_randomized: int
+) -> str:
     """Which maps are faithful, in words."""
     best, over = ranked[0], f"On {pluralize(num_images, 'image')}"
     least = float(curves[best].deletion[:, 0].mean())
@@ -322,17 +347,20 @@ def gaps(curves: FaithfulnessCurves) -> np.ndarray:
 
 
 def gap(curves: FaithfulnessCurves) -> float:
+    """The mean gap between insertion and deletion."""
     return float(gaps(curves).mean())
 
 
-def faithfulness_row(name: str, curves: FaithfulnessCurves, kept: list[float] | None) -> tuple[str, ...]:
+def faithfulness_row(name: str, curves: FaithfulnessCurves, similarity: list[float] | None) -> tuple[str, ...]:
+    """The table row of one method."""
     deletion, insertion = (float(each.mean()) for each in curves.areas)
-    alike = [f"{value:.2f}" for value in kept] if kept else ["" for _ in RANDOMIZATION_STAGES]
+    alike = [f"{value:.2f}" for value in similarity] if similarity else ["" for _ in RANDOMIZATION_STAGES]
     return (name, f"{deletion:.3f}", f"{insertion:.3f}", f"{insertion - deletion:.3f}", *alike)
 
 
 @for_attention("norms", "Token norms")
 def make_norms_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
+    """Norms of the tokens after each block (Darcet et al., 2024)."""
     from ..plots.token_plot import plot_token_norms
     from ..plots.walkthrough_plot import to_image
 
@@ -353,6 +381,7 @@ def make_norms_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) 
 
 @for_attention("similarity", "Patch similarity")
 def make_similarity_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
+    """Cosine similarity of a few patches with all others."""
     from ..plots.token_plot import plot_patch_similarity
     from ..plots.walkthrough_plot import to_image
 
@@ -367,6 +396,7 @@ def make_similarity_panel(subject: Subject, model: ViT, panel: Callable[..., Pan
 
 @for_attention("colours", "Principal components of the patch tokens")
 def make_token_colors_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
+    """Principal components of the patch tokens as colors."""
     from ..plots.token_plot import plot_patch_colors
     from ..plots.walkthrough_plot import to_image
 

@@ -21,7 +21,7 @@ from .bench_results import NAME as BENCH_FIGURE
 from .bench_results import make_bench_panel
 from .confusion import class_table, confusion_matrix_view
 from .curves import training_curves
-from .embedded_images import make_panels
+from .embedded_images import render_panels
 from .environment import render
 from .evaluation_panels import make_reliability_panel, make_robustness_panel
 from .figure_files import REPORT_FILE, write_page
@@ -166,7 +166,7 @@ def evaluation_html(
         facts=facts,
         metrics=rows,
         comparison=comparison,
-        panels=make_panels(panels),
+        panels=render_panels(panels),
         mistakes_shown=mistakes_text(results),
         notes=notes,
         **results_values(results),
@@ -176,17 +176,17 @@ def evaluation_html(
 def inspection_html(title: str, facts: Facts, panels: Sequence[Panel], notes: Sequence[str] = ()) -> str:
     """The report of an inspection."""
     absent = [f"{each.title}: {each.caption}" for each in panels if each.draw is None]
-    panels = make_panels(panels)
-    return render("inspection.html.j2", title=title, facts=facts, panels=panels, absent=absent, notes=notes)
+    rendered = render_panels(panels)
+    return render("inspection.html.j2", title=title, facts=facts, panels=rendered, absent=absent, notes=notes)
 
 
 def write_bench(out: Path, title: str, facts: Facts, rows: Sequence[EngineBench], accuracy: dict[str, float]) -> None:
     """Write the report of a bench, and its figure as PNG, SVG and arrays. `accuracy` of each engine may be empty."""
     panel = make_bench_panel(rows, accuracy)
-    page = render("bench.html.j2", title=title, facts=facts, panels=make_panels([panel]))
+    page = render("bench.html.j2", title=title, facts=facts, panels=render_panels([panel]))
     write_page(out, page, [panel], [BENCH_FIGURE])
 
 
 def study_html(title: str, facts: Facts, panel: Panel, limits: str) -> str:
     """The report of a study. `limits` says what it cannot show, and may be empty."""
-    return render("study.html.j2", title=title, facts=facts, panels=make_panels([panel]), limits=limits)
+    return render("study.html.j2", title=title, facts=facts, panels=render_panels([panel]), limits=limits)
