@@ -1,15 +1,15 @@
 """Accuracy against minutes: our ViT, the hybrid, a ResNet of equal cost and the usual ViT recipe, on the same machine.
 
-And, beside ours, what it was at first: a network whose convolutions did the work; beside the ResNet, the same with the
-augmentation of that time, and no small pictures first.
+Two more series show the previous recipe, whose convolutions did the work, and the ResNet with that recipe's
+augmentation and without progressive resizing.
 
     python benchmarks/crossing.py [--minutes 5 10 20 30] [--seed 0]
 
-Each point is a run of its own, `patchword train RECIPE --budget Nm`, so that its schedule is laid over just those
-minutes. Every run has one core to itself, and as many go side by side as there are cores. First the ResNet is chosen,
-by validation after five minutes, among four that cost a step about as much as ours: 10 minutes on two cores; then the
-points: 195. One that results/crossing.json has already is not run again, so it can be made in parts, but only on one
-kind of machine. Writes results/crossing.json and docs/crossing.svg.
+Each point is a separate run, `patchword train RECIPE --budget Nm`, so that its schedule fits exactly that budget. Every
+run has its own core, and as many run in parallel as there are cores. First the ResNet is selected, by validation after
+five minutes, among four whose steps cost about as much as ours: 10 minutes on two cores; then the points are measured:
+195. Points that are already in results/crossing.json are skipped, so the benchmark can be interrupted, but all points
+must come from one machine type. Writes results/crossing.json and docs/crossing.svg.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any
 
 from harness import COMMIT, RESULTS, machine, write_result
 
-from patchword.plots.theme import LIGHT, use_theme, new_figure, style_axes
+from patchword.plots.theme import LIGHT, new_figure, style_axes, use_theme
 
 HERE = Path(__file__).parent
 RESNET = str(HERE / "recipes/resnet.py")
@@ -37,23 +37,17 @@ RESNETS = {
     "1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "--model.width-factor", "3"],
     "1, 1, 1, 1 units, 48 channels": ["--model.layers", "1", "1", "1", "1", "--model.width-factor", "3"],
 }
-AT_FIRST = [
-    "--progressive-resize.scale",
-    "1",
-    "--augment.cutout",
-    "0.25",
-    "--eval-every",
-    "1",
-]  # as six_convolutions.py has it
+# As in six_convolutions.py.
+PREVIOUS_SETTINGS = ["--progressive-resize.scale", "1", "--augment.cutout", "0.25", "--eval-every", "1"]
 SERIES = {
     "our ViT": ["cifar10_scratch"],
     "six convolutions first": [str(HERE / "recipes/six_convolutions.py")],
-    "ResNet": [RESNET],  # and what was chosen
-    "ResNet at one size": [RESNET, *RESNETS["2, 2, 2 units, 32 channels"], *AT_FIRST],
+    "ResNet": [RESNET],  # with the selected layers and width
+    "ResNet at one size": [RESNET, *RESNETS["2, 2, 2 units, 32 channels"], *PREVIOUS_SETTINGS],
     "our hybrid": [str(HERE / "recipes/hybrid.py")],
     "usual ViT": [str(HERE / "recipes/usual_vit.py")],
 }
-COLOURS = {
+COLORS = {
     "our ViT": "#0b62c4",
     "six convolutions first": "#6aa7e8",
     "ResNet": "#c4540b",
@@ -61,14 +55,14 @@ COLOURS = {
     "our hybrid": "#1a8a5a",
     "usual ViT": "#777777",
 }
-CHOICE_MINUTES = 5
-RUNNING: list[subprocess.Popen] = []  # every run that was started
+SELECTION_MINUTES = 5
+RUNNING: list[subprocess.Popen] = []  # every run that was started, to be killed if one fails
 
-Key = tuple[str, int, int]  # name, minutes, seed
+RunKey = tuple[str, int, int]  # name, minutes, seed
 
 
 def measure(arguments: list[str], minutes: int, seed: int) -> dict[str, Any]:
-    """Validation and test accuracy of a run; the test part is measured once, at its end."""
+    """Validation and test accuracy of a run; the test set is measured once, at its end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchword", "train", *arguments, "--budget", f"{minutes}m"]
         command += ["--seed", str(seed), "--num-threads", "1", "--out", f"{folder}/run", "--json"]
@@ -78,73 +72,73 @@ def measure(arguments: list[str], minutes: int, seed: int) -> dict[str, Any]:
         if process.returncode:
             sys.exit(f"{' '.join(command[1:])} failed with code {process.returncode}.\n{log[-5000:]}")
         config = json.loads(Path(folder, "run/config.json").read_text())["config"]
-    said = json.loads(output)
-    figures = {"val": said["val"]["top1"], "test": said["test"]["top1"]}
-    return {**figures, "steps": said["steps"], "seconds": said["seconds"], "precision": config["precision"]}
+    summary = json.loads(output)
+    accuracy = {"val": summary["val"]["top1"], "test": summary["test"]["top1"]}
+    return {**accuracy, "steps": summary["steps"], "seconds": summary["seconds"], "precision": config["precision"]}
 
 
-def side_by_side(jobs: dict[Key, list[str]], done: Callable[[Key, dict[str, Any]], None]) -> None:
-    """Measures each on a core of its own, as many at a time as there are cores; tells as they come."""
-    free = SimpleQueue[int]()
+def run_in_parallel(jobs: dict[RunKey, list[str]], record: Callable[[RunKey, dict[str, Any]], None]) -> None:
+    """Run each job on its own core, as many in parallel as there are cores; record results as they finish."""
+    free_cores = SimpleQueue[int]()
     for core in os.sched_getaffinity(0):
-        free.put(core)
+        free_cores.put(core)
 
-    def settle() -> None:
-        os.sched_setaffinity(0, {free.get()})  # of this thread, and of the processes it starts
+    def pin_to_core() -> None:
+        os.sched_setaffinity(0, {free_cores.get()})  # this thread and the processes it starts
 
-    with ThreadPoolExecutor(free.qsize(), initializer=settle) as lanes:
-        waiting = {lanes.submit(measure, arguments, *key[1:]): key for key, arguments in jobs.items()}
+    with ThreadPoolExecutor(free_cores.qsize(), initializer=pin_to_core) as executor:
+        pending = {executor.submit(measure, arguments, *key[1:]): key for key, arguments in jobs.items()}
         try:
-            for future in as_completed(waiting):
-                done(waiting[future], future.result())
-        except BaseException:  # the others would take hours yet
-            lanes.shutdown(wait=False, cancel_futures=True)
+            for future in as_completed(pending):
+                record(pending[future], future.result())
+        except BaseException:  # the others would run for hours
+            executor.shutdown(wait=False, cancel_futures=True)
             for process in RUNNING:
                 process.kill()
             raise
 
 
 class Record:
-    """results/crossing.json: what has been measured, and the figure of it."""
+    """results/crossing.json and its figure: everything measured so far."""
 
     def __init__(self) -> None:
         path, self.machine = RESULTS / "crossing.json", machine()
-        kept = json.loads(path.read_text()) if path.exists() else {"choice": [], "points": []}
-        self.choice, self.points = kept["choice"], kept["points"]
-        alike = all(p["machine"] == self.machine for p in (*self.choice, *self.points))
-        assert alike, "results/crossing.json has points of another machine"
+        stored = json.loads(path.read_text()) if path.exists() else {"choice": [], "points": []}
+        self.choice, self.points = stored["choice"], stored["points"]
+        same_machine = all(p["machine"] == self.machine for p in (*self.choice, *self.points))
+        assert same_machine, "results/crossing.json has points from another machine"
 
-    def lacking(self, rows: list[dict[str, Any]], jobs: dict[Key, list[str]]) -> dict[Key, list[str]]:
-        have = {(r["name"], r["minutes"], r["seed"]) for r in rows}
-        return {key: arguments for key, arguments in jobs.items() if key not in have}
+    def missing(self, rows: list[dict[str, Any]], jobs: dict[RunKey, list[str]]) -> dict[RunKey, list[str]]:
+        finished = {(r["name"], r["minutes"], r["seed"]) for r in rows}
+        return {key: arguments for key, arguments in jobs.items() if key not in finished}
 
-    def adding(self, rows: list[dict[str, Any]], *, test: bool) -> Callable[[Key, dict[str, Any]], None]:
-        """What is done with a new row; where `test` is False, its test accuracy is neither shown nor kept."""
+    def recorder(self, rows: list[dict[str, Any]], *, test: bool) -> Callable[[RunKey, dict[str, Any]], None]:
+        """Return a function that adds a row; with `test=False`, its test accuracy is neither printed nor stored."""
 
-        def add(key: Key, found: dict[str, Any]) -> None:
+        def add(key: RunKey, result: dict[str, Any]) -> None:
             name, minutes, seed = key
-            kept = found if test else {k: v for k, v in found.items() if k != "test"}
-            place = {"name": name, "minutes": minutes, "seed": seed}
-            rows.append({**place, **kept, "commit": COMMIT, "machine": self.machine})
-            shown = "  ".join(f"{part} {kept[part]:.2%}" for part in ("val", "test") if part in kept)
-            print(f"{name:30} {minutes:3} min  {found['steps']:6} steps  {shown}", flush=True)
+            kept = result if test else {k: v for k, v in result.items() if k != "test"}
+            run = {"name": name, "minutes": minutes, "seed": seed}
+            rows.append({**run, **kept, "commit": COMMIT, "machine": self.machine})
+            shown = "  ".join(f"{split} {kept[split]:.2%}" for split in ("val", "test") if split in kept)
+            print(f"{name:30} {minutes:3} min  {result['steps']:6} steps  {shown}", flush=True)
             write_result("crossing", {"choice": self.choice, "points": self.points})
             if self.points:
                 draw(self.points, HERE.parent / "docs/crossing.svg")
 
         return add
 
-    def chosen(self) -> list[str]:
-        """The ResNet that did best on validation."""
+    def best_resnet(self) -> list[str]:
+        """Return the flags of the ResNet with the best validation accuracy."""
         return RESNETS[max(self.choice, key=lambda row: row["val"])["name"]]
 
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """Lines of test accuracy over minutes; the mean where there are several seeds."""
+    """Plot test accuracy over minutes, averaged over seeds."""
     with use_theme(LIGHT):
         figure = new_figure(7.5, 4.5)
-        axes = style_axes(figure.subplots(), "CIFAR-10 from nothing, one core each", "minutes", "accuracy on test")
-        for name, colour in COLOURS.items():
+        axes = style_axes(figure.subplots(), "CIFAR-10 from scratch, one core each", "minutes", "test accuracy")
+        for name, color in COLORS.items():
             by_minutes: dict[int, list[float]] = {}
             for p in points:
                 if p["name"] == name:
@@ -152,7 +146,7 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
             if by_minutes:
                 minutes = sorted(by_minutes)
                 means = [statistics.mean(by_minutes[m]) for m in minutes]
-                axes.plot(minutes, means, "o-", color=colour, linewidth=2, label=f"{name}: {means[-1]:.2%}")
+                axes.plot(minutes, means, "o-", color=color, linewidth=2, label=f"{name}: {means[-1]:.2%}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_xlim(0, None)
         axes.legend(frameon=False, loc="lower right")
@@ -165,12 +159,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     record = Record()
-    candidates = {(name, CHOICE_MINUTES, 0): [RESNET, *more] for name, more in RESNETS.items()}
-    side_by_side(record.lacking(record.choice, candidates), record.adding(record.choice, test=False))
-    series = {**SERIES, "ResNet": [RESNET, *record.chosen()]}
+    candidates = {(name, SELECTION_MINUTES, 0): [RESNET, *more] for name, more in RESNETS.items()}
+    run_in_parallel(record.missing(record.choice, candidates), record.recorder(record.choice, test=False))
+    series = {**SERIES, "ResNet": [RESNET, *record.best_resnet()]}
     for minutes in args.minutes:
         jobs = {(name, minutes, args.seed): arguments for name, arguments in series.items()}
-        side_by_side(record.lacking(record.points, jobs), record.adding(record.points, test=True))
+        run_in_parallel(record.missing(record.points, jobs), record.recorder(record.points, test=True))
 
 
 if __name__ == "__main__":

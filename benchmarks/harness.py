@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved rounds, medians, child processes, and JSON with machine and commit."""
+"""Shared by all benchmarks: interleaved rounds, medians, child processes, and JSON with machine and commit."""
 
 import json
 import multiprocessing
@@ -20,16 +20,16 @@ import torch
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def interleaved(jobs: dict[str, Callable[[], object]], seconds: float, least: int = 15) -> dict[str, list[float]]:
-    """Seconds of each call of each job, for about `seconds` in all and at least `least` rounds.
+def interleaved(jobs: dict[str, Callable[[], object]], seconds: float, min_rounds: int = 15) -> dict[str, list[float]]:
+    """Time every call of every job, for about `seconds` in total and at least `min_rounds` rounds.
 
-    Every round calls every job once, so that noise, which comes in stretches of seconds here, hits all alike.
+    Every round calls every job once, so that noise, which lasts for seconds, affects all jobs alike.
     """
     for job in jobs.values():
         job()  # warm up
     times: dict[str, list[float]] = {name: [] for name in jobs}
     begin, rounds = time.perf_counter(), 0
-    while rounds < least or time.perf_counter() - begin < seconds:
+    while rounds < min_rounds or time.perf_counter() - begin < seconds:
         for name in list(jobs) if rounds % 2 == 0 else reversed(jobs):
             start = time.perf_counter()
             jobs[name]()
@@ -39,12 +39,12 @@ def interleaved(jobs: dict[str, Callable[[], object]], seconds: float, least: in
 
 
 def median_ratio(theirs: list[float], ours: list[float]) -> float:
-    """How many times as fast ours is: the median over rounds of the ratio within a round."""
+    """Return how many times as fast ours is: the median over rounds of the ratio within a round."""
     return statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on."""
+    """Describe the machine and the software that a measurement depends on."""
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -60,7 +60,7 @@ def machine() -> dict[str, Any]:
 
 
 def matmul_peak() -> float:
-    """TFLOP/s of a large fp32 matrix product: what nothing on this machine can exceed."""
+    """Return the TFLOP/s of a large fp32 matmul: the upper limit on this machine."""
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     times = interleaved({"matmul": lambda: a @ b}, seconds=1)["matmul"]
     return 2 * 1024**3 / min(times) / 1e12
@@ -68,15 +68,15 @@ def matmul_peak() -> float:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a child sends in place of an answer: its traceback."""
+    """Sent by a child process that failed: its traceback."""
 
     text: str
 
 
 class Child:
-    """target(*arguments, pipe) in a process of its own. If it fails, so does the benchmark, at once and with its error.
+    """A child process that runs target(*arguments, pipe). If it fails, the benchmark fails at once with its error.
 
-    `target` answers each message that it receives from the pipe with one of its own.
+    `target` replies to each message that it receives from the pipe with one message.
     """
 
     def __init__(self, name: str, target: Callable[..., object], *arguments: object) -> None:
@@ -84,7 +84,7 @@ class Child:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=report_failure, args=(target, arguments, theirs), daemon=True)
         self.process.start()
-        theirs.close()  # else there is no end of file here when the child dies
+        theirs.close()  # otherwise this end never sees an end of file when the child dies
 
     def ask(self, message: object) -> Any:
         self.pipe.send(message)
@@ -92,13 +92,13 @@ class Child:
 
     def receive(self) -> Any:
         try:
-            answer = self.pipe.recv()
+            reply = self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join()
             sys.exit(f"The process of {self.name} died with exit code {self.process.exitcode}.")
-        if isinstance(answer, Failure):
-            sys.exit(f"{self.name} failed.\n{answer.text}")
-        return answer
+        if isinstance(reply, Failure):
+            sys.exit(f"{self.name} failed.\n{reply.text}")
+        return reply
 
     def stop(self) -> None:
         self.process.kill()
@@ -112,13 +112,13 @@ def report_failure(target: Callable[..., object], arguments: tuple[object, ...],
         pipe.send(Failure(traceback.format_exc()))
 
 
-def shown(path: str) -> str:
-    """The last two parts of a path, which say what it is without saying where."""
+def short_path(path: str) -> str:
+    """Return the last two components of a path, so that results do not contain local directories."""
     return "/".join(Path(path).parts[-2:])
 
 
 def commit() -> str:
-    """What ran; a dirty tree is marked, since its commit does not say so."""
+    """Return the current commit, with "-dirty" if the tree has uncommitted changes."""
     root = RESULTS.parent
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
     changes = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True).stdout
@@ -126,11 +126,11 @@ def commit() -> str:
     return head + ("-dirty" if dirty else "")
 
 
-COMMIT = commit()  # at the start: what a benchmark writes into the tree is not what it ran
+COMMIT = commit()  # read at the start, before the benchmark writes files into the tree
 
 
 def write_result(name: str, content: dict[str, Any]) -> Path:
-    """results/NAME.json, with the commit, the day and the machine."""
+    """Write results/NAME.json with commit, date and machine."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     head = {"commit": COMMIT, "date": time.strftime("%Y-%m-%d"), "machine": machine()}

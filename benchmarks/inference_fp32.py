@@ -1,4 +1,4 @@
-"""Our eager ViT against transformers and vit-pytorch, fp32, same weights shapes, in one run.
+"""Our eager ViT against transformers and vit-pytorch in fp32, with the same weight shapes, in one run.
 
     .venv/bin/python benchmarks/inference_fp32.py            # alone on the machine, about five minutes
 
@@ -23,7 +23,7 @@ SIZES = {"Ti/16": (192, 12, 3), "B/16": (768, 12, 12)}
 
 
 def vit_pytorch_class() -> type:
-    """vit_pytorch.ViT without its package's __init__, which imports torchvision."""
+    """Import vit_pytorch.ViT without its package's __init__, which imports torchvision."""
     package = importlib.util.find_spec("vit_pytorch")
     if package is None or not package.submodule_search_locations:
         sys.exit("vit-pytorch is missing: make .venv/ready")
@@ -40,13 +40,13 @@ def models(name: str) -> dict[str, Callable[[torch.Tensor], object]]:
     width, depth, heads = SIZES[name]
     theirs = TheirConfig(hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, num_labels=1000)
     theirs.intermediate_size = 4 * width
-    lucid = vit_pytorch_class()(
+    vit_pytorch = vit_pytorch_class()(
         image_size=224, patch_size=16, num_classes=1000, dim=width, depth=depth, heads=heads, mlp_dim=4 * width
     )
     return {
         "patchword": pw.optimize_for_cpu(pw.create_model(name)).eval(),
         "transformers": ViTForImageClassification(theirs).eval(),
-        "vit-pytorch": lucid.eval(),
+        "vit-pytorch": vit_pytorch.eval(),
     }
 
 

@@ -1,10 +1,10 @@
-"""Training runs that are killed again and again, and must end as if nothing had happened, bit for bit.
+"""Training runs that are killed repeatedly and must end bit-identical to an uninterrupted run.
 
     .venv/bin/python benchmarks/kill_soak.py --kills 200         # about four minutes
 
-Each run is a tiny ViT on digits, with everything on that has state (EMA, dropout, mixup, accumulation, AdamW or Muon).
-Its process dies by SIGKILL at random moments and in the middle of a save, of an evaluation and of the end; then the run
-is resumed. Held against an undisturbed run: the bytes of model and last checkpoint, and every row of metrics.
+Each run is a tiny ViT on digits with everything that has state (EMA, dropout, mixup, gradient accumulation, AdamW or
+Muon). Its process gets SIGKILL at random moments and in the middle of a save, of an evaluation and of the end; then the
+run is resumed. Compared with an uninterrupted run: the bytes of the model and the last checkpoint, and all metrics.
 """
 
 import argparse
@@ -23,24 +23,24 @@ from helpers.runs import Nursery, end_of, go_on, killed_again_and_again, leftove
 from patchword.config import Config, DataConfig, OptimConfig
 
 STEPS = 140
-OPTIMISERS, WORKERS = ("adamw", "muon"), (0, 2)
+OPTIMIZERS, WORKERS = ("adamw", "muon"), (0, 2)
 
 
-def configured(optimiser: str, workers: int) -> Config:
-    optim = OptimConfig(name=optimiser, lr=3e-3)  # type: ignore[arg-type]
+def make_config(optimizer: str, workers: int) -> Config:
+    optim = OptimConfig(name=optimizer, lr=3e-3)  # type: ignore[arg-type]
     return tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", num_workers=workers))
 
 
-def undisturbed(nursery: Nursery, folder: Path, optimiser: str) -> dict[str, Any]:
-    recipe = write_recipe(folder / f"{optimiser}.py", configured(optimiser, 0))
-    child = go_on(nursery, recipe, folder / optimiser)
-    assert child.wait() == 0, child.said()
-    return end_of(folder / optimiser, STEPS)
+def reference_run(nursery: Nursery, folder: Path, optimizer: str) -> dict[str, Any]:
+    recipe = write_recipe(folder / f"{optimizer}.py", make_config(optimizer, 0))
+    child = go_on(nursery, recipe, folder / optimizer)
+    assert child.wait() == 0, child.output()
+    return end_of(folder / optimizer, STEPS)
 
 
-def moments(chance: random.Random) -> list[str | float]:
-    """Half of them anywhere, the others in the midst of something."""
-    middle = [chance.choice(["save", "evaluation", chance.uniform(0, 1), chance.uniform(0, 1)]) for _ in range(9)]
+def draw_moments(rng: random.Random) -> list[str | float]:
+    """Draw moments for kills: about half at random, the others during a save, an evaluation or the end."""
+    middle = [rng.choice(["save", "evaluation", rng.uniform(0, 1), rng.uniform(0, 1)]) for _ in range(9)]
     return [*middle, "finish"]
 
 
@@ -49,22 +49,22 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    chance, total, rows = random.Random(args.seed), Counter[str](), []
+    rng, total, rows = random.Random(args.seed), Counter[str](), []
     with tempfile.TemporaryDirectory() as name, Nursery(Path(name)) as nursery:
         folder = Path(name)
-        references = {optimiser: undisturbed(nursery, folder, optimiser) for optimiser in OPTIMISERS}
-        print(f"{'run':>4} {'optimiser':>10} {'workers':>8} {'kills':>6} {'seconds':>8}  end")
+        references = {optimizer: reference_run(nursery, folder, optimizer) for optimizer in OPTIMIZERS}
+        print(f"{'run':>4} {'optimizer':>10} {'workers':>8} {'kills':>6} {'seconds':>8}  end")
         while total.total() < args.kills:
-            optimiser, workers = OPTIMISERS[len(rows) % 2], WORKERS[len(rows) // 2 % 2]
+            optimizer, workers = OPTIMIZERS[len(rows) % 2], WORKERS[len(rows) // 2 % 2]
             run = folder / f"run{len(rows)}"
-            recipe = write_recipe(folder / "recipe.py", configured(optimiser, workers))
+            recipe = write_recipe(folder / "recipe.py", make_config(optimizer, workers))
             start = time.monotonic()
-            kills = killed_again_and_again(nursery, recipe, run, moments(chance))
-            same = end_of(run, STEPS) == references[optimiser] and not leftovers(run)
+            kills = killed_again_and_again(nursery, recipe, run, draw_moments(rng))
+            same = end_of(run, STEPS) == references[optimizer] and not leftovers(run)
             total.update(kills)
-            rows.append({"optimiser": optimiser, "workers": workers, "kills": len(kills), "identical": same})
+            rows.append({"optimizer": optimizer, "workers": workers, "kills": len(kills), "identical": same})
             seconds, end = time.monotonic() - start, "identical" if same else "DIFFERENT"
-            print(f"{len(rows):4} {optimiser:>10} {workers:8} {len(kills):6} {seconds:8.1f}  {end}", flush=True)
+            print(f"{len(rows):4} {optimizer:>10} {workers:8} {len(kills):6} {seconds:8.1f}  {end}", flush=True)
     good = sum(row["identical"] for row in rows)
     kinds = ", ".join(f"{count} {kind}" for kind, count in total.most_common())
     print(f"{total.total()} kills ({kinds}) in {len(rows)} runs; {good} of {len(rows)} runs ended bit-identically")

@@ -1,8 +1,8 @@
-"""The server when things go wrong, over real sockets.
+"""The server under faults, over real sockets.
 
-    python benchmarks/serve_faults.py MODEL PICTURE [--minutes 1]
+    python benchmarks/serve_faults.py MODEL IMAGE [--minutes 1]
 
-Overload: ten times what it can answer, for a minute. Kills: SIGKILL of the model's process under load. Terminations:
+Overload: ten times its capacity, for a minute. Kills: SIGKILL of the model process under load. Terminations:
 SIGTERM under load. Malformed: 10,000 requests that no client should send. Writes results/serve_faults.json.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import write_result
-from serve_load import Running
+from serve_load import RunningServer
 
 CLIENTS = 16
 
@@ -29,8 +29,8 @@ def request_of(body: bytes, path: str = "/v1/predict?top=1", kind: str = "image/
     return head.encode() + body
 
 
-async def answer(address: tuple[str, int], request: bytes) -> tuple[int, float, dict[str, str]]:
-    """Status (0: no answer), seconds and headers, on a connection of its own."""
+async def send_request(address: tuple[str, int], request: bytes) -> tuple[int, float, dict[str, str]]:
+    """Send a request on a new connection; return status (0: no response, -1: no connection), seconds and headers."""
     start = time.perf_counter()
     try:
         reader, writer = await asyncio.open_connection(*address)
@@ -49,13 +49,13 @@ async def answer(address: tuple[str, int], request: bytes) -> tuple[int, float, 
 
 
 async def closed_loop(address: tuple[str, int], request: bytes, seconds: float) -> list[tuple[float, int]]:
-    """`CLIENTS` that ask again as soon as they are answered: when, and the status."""
+    """Run `CLIENTS` clients that send the next request after each response; return time and status of all."""
     seen: list[tuple[float, int]] = []
     until = time.perf_counter() + seconds
 
     async def one() -> None:
         while time.perf_counter() < until:
-            status, _, _ = await answer(address, request)
+            status, _, _ = await send_request(address, request)
             seen.append((time.perf_counter(), status))
 
     await asyncio.gather(*(one() for _ in range(CLIENTS)))
@@ -63,14 +63,14 @@ async def closed_loop(address: tuple[str, int], request: bytes, seconds: float) 
 
 
 async def overload(model: str, request: bytes, seconds: float) -> dict[str, Any]:
-    server = Running(model, "--queue", "64")
+    server = RunningServer(model, "--queue", "64")
     calm = await closed_loop(server.address, request, 10)
     capacity = len(calm) / 10
     results: list[tuple[int, float, dict[str, str]]] = []
     memory = [server.memory()]
 
     async def one() -> None:
-        results.append(await answer(server.address, request))
+        results.append(await send_request(server.address, request))
 
     tasks, begin, spent = [], time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - begin) < seconds:
@@ -86,18 +86,18 @@ async def overload(model: str, request: bytes, seconds: float) -> dict[str, Any]
     return {
         "capacity_per_second": round(capacity, 1),
         "sent": len(results),
-        "answered": good,
-        "goodput_part": round(good / took / capacity, 3),
+        "completed": good,
+        "goodput_fraction": round(good / took / capacity, 3),
         "refused": len(refused),
         "refused_with_retry_after": sum("retry-after" in h for status, _, h in results if status == 503),
         "refusal_median_ms": round(1000 * statistics.median(refused), 1),
         "other": sum(status not in (200, 503) for status, _, _ in results),
-        "cores_taken_by_the_clients_themselves": round(spent / took, 2),
+        "cores_used_by_clients": round(spent / took, 2),
         "memory_mib": memory,
     }
 
 
-def worker_of(server: Running) -> int:
+def worker_of(server: RunningServer) -> int:
     for child in Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split():
         for grandchild in Path(f"/proc/{child}/task/{child}/children").read_text().split():
             return int(grandchild)
@@ -105,13 +105,13 @@ def worker_of(server: Running) -> int:
 
 
 def first_good(seen: list[tuple[float, int]], moment: float) -> float:
-    """When the first answer came behind the last refusal of a kill: what came before was computed before."""
+    """Return the time of the first success after the last refusal of a kill; earlier ones were computed before it."""
     refusals = [t for t, status in seen if moment <= t < moment + 4 and status == 503]
     return min(t for t, status in seen if t > max(refusals, default=moment) and status == 200)
 
 
 async def kills(model: str, request: bytes, times: int) -> dict[str, Any]:
-    server = Running(model)
+    server = RunningServer(model)
     load = asyncio.create_task(closed_loop(server.address, request, 4.0 * times + 2))
     moments = []
     for _ in range(times):
@@ -123,15 +123,15 @@ async def kills(model: str, request: bytes, times: int) -> dict[str, Any]:
     back = [first_good(seen, m) - m for m in moments]
     lost = [sum(status == 503 for t, status in seen if m <= t < m + 4) for m in moments]
     other = sum(status not in (200, 503) for _, status in seen)
-    found = {"kills": times, "seconds_until_answers": [round(b, 2) for b in back], "refused_by_each": lost}
-    return {**found, "answered": sum(status == 200 for _, status in seen), "other": other}
+    result = {"kills": times, "seconds_until_recovery": [round(b, 2) for b in back], "refused_per_kill": lost}
+    return {**result, "completed": sum(status == 200 for _, status in seen), "other": other}
 
 
 async def terminations(model: str, request: bytes, times: int) -> dict[str, Any]:
-    """Accepted requests that got no answer, and how long the server took to end."""
-    unanswered, ends = 0, []
+    """Count accepted requests without a response, and measure how long the server takes to end."""
+    unfinished, ends = 0, []
     for _ in range(times):
-        server = Running(model)
+        server = RunningServer(model)
         load = asyncio.create_task(closed_loop(server.address, request, 4))
         await asyncio.sleep(random.uniform(1, 3))
         server.process.terminate()
@@ -141,32 +141,32 @@ async def terminations(model: str, request: bytes, times: int) -> dict[str, Any]
         ends.append(round(time.perf_counter() - start, 2))
         assert server.process.returncode == 0
         seen = await load
-        unanswered += sum(status == 0 for _, status in seen)
-    return {"terminations": times, "unanswered": unanswered, "seconds_to_end": ends}
+        unfinished += sum(status == 0 for _, status in seen)
+    return {"terminations": times, "unfinished": unfinished, "seconds_to_end": ends}
 
 
-def malformed_request(chance: random.Random, picture: bytes) -> bytes:
-    path = chance.choice(["/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model", "/", "/x"])
-    query = chance.choice(
+def malformed_request(rng: random.Random, image: bytes) -> bytes:
+    path = rng.choice(["/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model", "/", "/x"])
+    query = rng.choice(
         ["", "?top=-1", "?top=9e9", "?label=%00", "?layer=99", "?head=x", "?method=%ff", "?explain=maybe"]
     )
-    kind = chance.choice(["image/jpeg", "application/json", "multipart/form-data; boundary=b", "text/plain", "", "\t"])
-    cut = picture[: chance.randrange(len(picture))]
-    noise = chance.randbytes(chance.randrange(2000))
+    kind = rng.choice(["image/jpeg", "application/json", "multipart/form-data; boundary=b", "text/plain", "", "\t"])
+    cut = image[: rng.randrange(len(image))]
+    noise = rng.randbytes(rng.randrange(2000))
     deep = b"[" * 500 + b"]" * 500
     form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n' + cut + b"\r\n--b--\r\n"
-    body = chance.choice(
+    body = rng.choice(
         [b"", noise, cut, deep, form, b'{"image": 5}', b'{"images": ["AAAA"]}', b"--b\r\n" * 50, b"\0" * 999]
     )
-    method = chance.choice(["POST", "POST", "POST", "GET", "PUT", "OPTIONS", "BREW"])
-    length = len(body) if chance.random() < 0.95 else chance.choice([0, -1])  # slow senders have a test
-    extra = chance.choice(["", "X-Request-ID: \x01\r\n", f"X: {'y' * 5000}\r\n", "Expect: 100-continue\r\n"])
+    method = rng.choice(["POST", "POST", "POST", "GET", "PUT", "OPTIONS", "BREW"])
+    length = len(body) if rng.random() < 0.95 else rng.choice([0, -1])  # slow senders are covered by a test
+    extra = rng.choice(["", "X-Request-ID: \x01\r\n", f"X: {'y' * 5000}\r\n", "Expect: 100-continue\r\n"])
     head = f"{method} {path}{query} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}"
     return head.encode("latin-1") + b"Connection: close\r\n\r\n" + body
 
 
 async def final_status(reader: asyncio.StreamReader) -> str:
-    """That of the answer itself, after any 100 Continue."""
+    """Return the status of the final response, after any 100 Continue."""
     while line := await reader.readline():
         status = line.split()[1].decode()
         while (await reader.readline()).strip():
@@ -176,9 +176,9 @@ async def final_status(reader: asyncio.StreamReader) -> str:
     return "closed"
 
 
-async def malformed(model: str, picture: bytes, count: int) -> dict[str, Any]:
-    server = Running(model)
-    chance = random.Random(0)
+async def malformed(model: str, image: bytes, count: int) -> dict[str, Any]:
+    server = RunningServer(model)
+    rng = random.Random(0)
     statuses: dict[str, int] = {}
 
     async def one(request: bytes) -> None:
@@ -190,30 +190,30 @@ async def malformed(model: str, picture: bytes, count: int) -> dict[str, Any]:
         except (OSError, IndexError):
             status = "closed"
         except TimeoutError:
-            status = "no answer"
+            status = "no response"
         statuses[status] = statuses.get(status, 0) + 1
 
     for _ in range(count // 20):
-        await asyncio.gather(*(one(malformed_request(chance, picture)) for _ in range(20)))
-    after, _, _ = await answer(server.address, request_of(picture))
+        await asyncio.gather(*(one(malformed_request(rng, image)) for _ in range(20)))
+    after, _, _ = await send_request(server.address, request_of(image))
     server.stop()
     assert not any(status.startswith("5") and status != "503" for status in statuses), statuses
-    return {"sent": count, "statuses": dict(sorted(statuses.items())), "then_answers": after == 200}
+    return {"sent": count, "statuses": dict(sorted(statuses.items())), "works_afterwards": after == 200}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    parser.add_argument("picture")
+    parser.add_argument("image")
     parser.add_argument("--minutes", type=float, default=1)
     args = parser.parse_args()
-    picture = Path(args.picture).read_bytes()
-    request = request_of(picture).replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n")
-    content: dict[str, Any] = {"command": "benchmarks/serve_faults.py MODEL PICTURE"}
+    image = Path(args.image).read_bytes()
+    request = request_of(image).replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n")
+    content: dict[str, Any] = {"command": "benchmarks/serve_faults.py MODEL IMAGE"}
     content["overload"] = asyncio.run(overload(args.model, request, 60 * args.minutes))
     content["kills"] = asyncio.run(kills(args.model, request, 10))
     content["terminations"] = asyncio.run(terminations(args.model, request, 10))
-    content["malformed"] = asyncio.run(malformed(args.model, picture, 10_000))
+    content["malformed"] = asyncio.run(malformed(args.model, image, 10_000))
     print(json.dumps(content, indent=2))
     print(write_result("serve_faults", content))
 

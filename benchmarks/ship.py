@@ -1,9 +1,9 @@
-"""Makes a model that comes with patchword out of a run: in half precision, with a temperature from its validation part.
+"""Make a bundled model from a run: half precision, with a temperature fitted on its validation set.
 
     python benchmarks/ship.py RUN NAME
 
-Refuses if half precision changes more than one decision in a thousand on validation. The test part is measured once,
-as a user will meet the model: without mirror images, in half precision, with its temperature. Writes
+Fails if half precision changes more than one prediction in a thousand on validation. The test set is measured once, in
+the configuration that users get: without flip TTA, in half precision, with the temperature. Writes
 src/patchword/weights/NAME and results/shipped_NAME.json.
 """
 
@@ -26,21 +26,21 @@ from patchword.metrics.calibration import fit_temperature
 from patchword.training.run_dir import read_config, read_split
 
 
-def answers(checkpoint: Checkpoint, source: Source) -> np.ndarray:
-    """Logits (N, K)."""
+def compute_logits(checkpoint: Checkpoint, source: Source) -> np.ndarray:
+    """Return the logits of all images, (N, K)."""
     classifier = Classifier(checkpoint)
     readers = (partial(source.read, i) for i in range(len(source)))
-    return np.stack([each.numpy() for each in classifier.stream(readers)])  # type: ignore[union-attr]
+    return np.stack([logits.numpy() for logits in classifier.stream(readers)])  # type: ignore[union-attr]
 
 
-def figures(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
-    pictures = [
+def compute_metrics(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
+    images = [
         InputImage(source.name(i), partial(source.read, i), source.labels[target])
         for i, target in enumerate(source.targets)
     ]
-    found = evaluate(Classifier(checkpoint), pictures)
-    kept = ("top1", "nll", "ece", "brier", "n")
-    return {**{name: found.metrics[name] for name in kept}, "top1_interval": found.intervals["top1"]}
+    result = evaluate(Classifier(checkpoint), images)
+    names = ("top1", "nll", "ece", "brier", "n")
+    return {**{name: result.metrics[name] for name in names}, "top1_interval": result.intervals["top1"]}
 
 
 def main() -> None:
@@ -49,26 +49,26 @@ def main() -> None:
     parser.add_argument("name")
     args = parser.parse_args()
     config = read_config(args.run)
-    parts = open_data(config.data, config.seed, read_split(args.run))
-    assert parts.val is not None
-    assert parts.test is not None
-    whole = dataclasses.replace(read_checkpoint(args.run), temperature=1.0)
-    half = whole.to_half()
-    exact, rounded = answers(whole, parts.val), answers(half, parts.val)
-    agree = float((exact.argmax(axis=1) == rounded.argmax(axis=1)).mean())
-    assert agree >= 0.999, f"half precision changes {1 - agree:.2%} of the decisions"
-    shipped = dataclasses.replace(half, temperature=round(fit_temperature(rounded, parts.val.targets), 4))
+    splits = open_data(config.data, config.seed, read_split(args.run))
+    assert splits.val is not None
+    assert splits.test is not None
+    full = dataclasses.replace(read_checkpoint(args.run), temperature=1.0)
+    half = full.to_half()
+    exact, rounded = compute_logits(full, splits.val), compute_logits(half, splits.val)
+    agreement = float((exact.argmax(axis=1) == rounded.argmax(axis=1)).mean())
+    assert agreement >= 0.999, f"half precision changes {1 - agreement:.2%} of the predictions"
+    shipped = dataclasses.replace(half, temperature=round(fit_temperature(rounded, splits.val.targets), 4))
     content = {
         "command": f"benchmarks/ship.py RUN {args.name}",
         "temperature": shipped.temperature,
-        "half_precision_agrees_on_val": agree,
-        "largest_difference_of_a_logit": float(np.abs(exact - rounded).max()),
-        "test_before_temperature": figures(half, parts.test),
-        "test": figures(shipped, parts.test),
+        "half_precision_agreement_on_val": agreement,
+        "max_logit_difference": float(np.abs(exact - rounded).max()),
+        "test_before_temperature": compute_metrics(half, splits.test),
+        "test": compute_metrics(shipped, splits.test),
     }
-    # The run's own figures are of a picture and its mirror image together, which predict does not do.
-    said = {"metrics": {"test": content["test"]}, "with_mirror_images": whole.provenance.get("metrics", {})}
-    shipped = dataclasses.replace(shipped, provenance={**whole.provenance, **said})
+    # The run's own metrics use flip TTA, which predict does not.
+    measured = {"metrics": {"test": content["test"]}, "with_flip_tta": full.provenance.get("metrics", {})}
+    shipped = dataclasses.replace(shipped, provenance={**full.provenance, **measured})
     out = RESULTS.parent / "src/patchword/weights" / args.name
     write_checkpoint(out, shipped, overwrite=True)
     content["bytes"] = sum(path.stat().st_size for path in out.iterdir())

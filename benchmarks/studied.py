@@ -1,9 +1,9 @@
-"""A study by the command a user would type, its rows kept in results/ and its figure in docs/.
+"""Run a study with the command that users type; keep its rows in results/ and its figure in docs/.
 
     python benchmarks/studied.py NAME OUT [--budget 20m] [--seeds 1] [--recipe RECIPE]
 
-Runs `patchword study NAME` in the folder OUT, where it goes on if it was stopped, and writes results/study_NAME.json
-and docs/study_NAME.svg.
+Runs `patchword study NAME` in the directory OUT, resumes it if it was stopped, and writes results/study_NAME.json and
+docs/study_NAME.svg.
 """
 
 import argparse
@@ -24,13 +24,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--recipe")
     args = parser.parse_args()
-    said = ["study", args.name, "--budget", args.budget, "--seeds", str(args.seeds)]
+    command = ["study", args.name, "--budget", args.budget, "--seeds", str(args.seeds)]
     if args.recipe:
-        said += ["--recipe", args.recipe]
-    subprocess.run([sys.executable, "-m", "patchword", *said, "--out", str(args.out)], check=True)
+        command += ["--recipe", args.recipe]
+    subprocess.run([sys.executable, "-m", "patchword", *command, "--out", str(args.out)], check=True)
     plan = json.loads((args.out / "plan.json").read_text())
     rows = json.loads((args.out / "results.json").read_text())["rows"]
-    content = {"command": f"patchword {' '.join(said)}", "steps": plan["steps"], "seeds": args.seeds, "rows": rows}
+    content = {"command": f"patchword {' '.join(command)}", "steps": plan["steps"], "seeds": args.seeds, "rows": rows}
     print(write_result(f"study_{args.name.replace('-', '_')}", content))
     shutil.copy(args.out / f"{args.name}.svg", RESULTS.parent / f"docs/study_{args.name.replace('-', '_')}.svg")
 

@@ -2,9 +2,9 @@
 
     python benchmarks/training_speed.py [--seconds 90]
 
-The same ViT, as many random pictures, AdamW and gradient clipping everywhere; the peers get tensors that are normalised
-already, we start from 8-bit pixels. Where bf16 is faster here, we and Trainer run in it, too. Each has a process of its
-own, as its users have; they take turns of a few steps. Writes results/training_speed.json.
+All libraries train the same ViT on as many random images with AdamW and gradient clipping; the others get normalized
+tensors, patchword starts from 8-bit pixels. If bf16 is faster on this machine, patchword and Trainer also run in bf16.
+Each library has its own process, and they alternate every few steps. Writes results/training_speed.json.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from patchword.config import Config, ProgressiveResizeConfig, ViTConfig
 from patchword.recipes import load_recipe
 from patchword.training.precision import resolve_precision
 
-STEPS = 3  # of each library in a turn; the first is not counted
+STEPS = 3  # per library and round; the first is not counted
 SMALL = pw.preset("Ti/4", image_size=32, embed_dim=128, depth=6, num_heads=4, mlp_dim=512, num_classes=10)
 RECIPE = load_recipe("cifar10_scratch")
 RECIPE = RECIPE.replace(
     model=RECIPE.model.replace(num_classes=10), progressive_resize=ProgressiveResizeConfig()
-)  # steps of one size
+)  # all steps at full size
 SHAPES = {
     "S/16 at 224, batch 16": Config(model=pw.preset("S/16", num_classes=10), batch_size=16),
     "6x128/4 at 32, batch 256": Config(model=SMALL, batch_size=256),
@@ -40,7 +40,7 @@ SHAPES = {
 
 
 def flops(config: ViTConfig) -> int:
-    """Of the matrix products of one picture's forward pass; a convolution of the stem counts as the product it is."""
+    """Count the FLOPs of the matmuls in one image's forward pass; a convolution counts as a matmul."""
     n, d, inner = config.num_patches + config.num_prefix, config.embed_dim, config.num_heads * config.attention_dim
     block = 2 * n * (4 * d * inner + 2 * d * config.mlp_dim) + 4 * n * n * inner
     patch = config.patch_size[0] * config.patch_size[1] * config.map_channels
@@ -55,17 +55,17 @@ def flops(config: ViTConfig) -> int:
 
 def patchword(run: Config) -> Callable[[], object]:
     from patchword.data.sources import DatasetSplits, from_arrays
-    from patchword.training.allocator import keep_memory
+    from patchword.training.allocator import retain_freed_memory
     from patchword.training.distributed import ProcessGroup
     from patchword.training.trainer import Trainer
 
-    keep_memory()
+    retain_freed_memory()
     count = 4 * run.batch_size
     pixels = np.random.default_rng(0).integers(0, 256, (count, *run.model.image_size, 3), dtype=np.uint8)
     source = from_arrays(pixels, np.arange(count) % run.model.num_classes)
     trainer = Trainer(run, DatasetSplits(source, source), ProcessGroup(), fresh=True)
-    trainer.begin()
-    return lambda: trainer.advance(0.5)
+    trainer.start_loader()
+    return lambda: trainer.train_step(0.5)
 
 
 def vit_pytorch(run: Config) -> Callable[[], object]:
@@ -75,15 +75,15 @@ def vit_pytorch(run: Config) -> Callable[[], object]:
         dim=config.embed_dim, depth=config.depth, heads=config.num_heads, mlp_dim=config.mlp_dim,
         dim_head=config.attention_dim,
     )  # fmt: skip
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     images = torch.randn(run.batch_size, 3, *config.image_size)
     labels = torch.arange(run.batch_size) % config.num_classes
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -92,7 +92,7 @@ def transformers(run: Config) -> Callable[[], object]:
     from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
 
     class Baton(TrainerCallback):
-        """Lets a Trainer, which wants to run to its end, make a step when asked."""
+        """Makes a Trainer, which normally runs to its end, stop after each step until the next is requested."""
 
         def __init__(self) -> None:
             self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
@@ -113,12 +113,12 @@ def transformers(run: Config) -> Callable[[], object]:
         def run(self, trainer: Trainer) -> None:
             try:
                 trainer.train()
-            except BaseException as error:  # raised where it is waited for
+            except BaseException as error:  # raised in `step`, which waits for it
                 self.failure = error
             self.done.release()
 
     config, batch = run.model, run.batch_size
-    peer = ViTConfig(
+    their_config = ViTConfig(
         image_size=config.image_size[0], patch_size=config.patch_size[0], hidden_size=config.embed_dim,
         num_hidden_layers=config.depth, num_attention_heads=config.num_heads, intermediate_size=config.mlp_dim,
         num_labels=config.num_classes,
@@ -130,7 +130,7 @@ def transformers(run: Config) -> Callable[[], object]:
         save_strategy="no", logging_strategy="no", disable_tqdm=True, bf16=run.precision == "bf16",
     )  # fmt: skip
     baton = Baton()
-    trainer = Trainer(ViTForImageClassification(peer), settings, train_dataset=data, callbacks=[baton])
+    trainer = Trainer(ViTForImageClassification(their_config), settings, train_dataset=data, callbacks=[baton])
     threading.Thread(target=baton.run, args=(trainer,), daemon=True).start()
     return baton.step
 
@@ -141,28 +141,28 @@ LIBRARIES = {"patchword": patchword, "transformers": transformers, "vit-pytorch"
 BF16 = " in bf16"
 
 
-def serve(name: str, run: Config, pipe: Connection) -> None:
-    """A library's process: makes its turns when asked, and answers with the seconds of a step."""
+def worker(name: str, run: Config, pipe: Connection) -> None:
+    """Run a library's process: make a few steps per request, and reply with the seconds of a step."""
     step = LIBRARIES[name.removesuffix(BF16)](run.replace(precision="bf16" if name.endswith(BF16) else "fp32"))
     step()
     pipe.send(0.0)
     while pipe.recv():
-        taken = []
+        durations = []
         for _ in range(STEPS):
             start = time.perf_counter()
             step()
-            taken.append(time.perf_counter() - start)
-        pipe.send(statistics.median(taken[1:]))
+            durations.append(time.perf_counter() - start)
+        pipe.send(statistics.median(durations[1:]))
 
 
 def measure(title: str, run: Config, names: list[str], seconds: float) -> dict[str, Any]:
     children = {}
     for name in names:
-        children[name] = Child(name, serve, name, run)
+        children[name] = Child(name, worker, name, run)
         children[name].receive()
     times: dict[str, list[float]] = {name: [] for name in names}
-    begin = time.perf_counter()
-    while len(times[names[0]]) < 5 or time.perf_counter() - begin < seconds:
+    start = time.perf_counter()
+    while len(times[names[0]]) < 5 or time.perf_counter() - start < seconds:
         for name in names if len(times[names[0]]) % 2 == 0 else reversed(names):
             times[name].append(children[name].ask(True))
     for child in children.values():
@@ -174,12 +174,12 @@ def table(title: str, run: Config, times: dict[str, list[float]]) -> dict[str, A
     peak, work = matmul_peak(), 3 * flops(run.model)
     row: dict[str, Any] = {"shape": title, "rounds": len(times["patchword"])}
     row |= {"matmul_peak_tflops": round(peak, 4), "gflop_per_image": round(work / 1e9, 3)}
-    for name, taken in times.items():
-        speed = run.batch_size / statistics.median(taken)
-        share = work * speed / 1e12 / peak
-        ratio = statistics.median(t / o for t, o in zip(taken, times["patchword"], strict=True))
-        row[name] = {"images_per_second": round(speed, 2), "of_peak": round(share, 3), "we_are": round(ratio, 3)}
-        print(f"{title:26} {name:20} {speed:9.2f} images/s  {share:6.1%} of peak  we are {ratio:.2f}x", flush=True)
+    for name, durations in times.items():
+        speed = run.batch_size / statistics.median(durations)
+        fraction = work * speed / 1e12 / peak
+        ratio = statistics.median(t / o for t, o in zip(durations, times["patchword"], strict=True))
+        row[name] = {"images_per_second": round(speed, 2), "of_peak": round(fraction, 3), "we_are": round(ratio, 3)}
+        print(f"{title:26} {name:20} {speed:9.2f} images/s  {fraction:6.1%} of peak  we are {ratio:.2f}x", flush=True)
     return row
 
 
@@ -189,9 +189,9 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     rows = []
     for title, run in SHAPES.items():
-        names = ["patchword"] if run is RECIPE else list(LIBRARIES)  # the peers have no such stem
+        names = ["patchword"] if run is RECIPE else list(LIBRARIES)  # the other libraries have no such stem
         if resolve_precision("auto", torch.device("cpu")) == "bf16":
-            names += [name + BF16 for name in names if name != "vit-pytorch"]  # a loop of one's own, without autocast
+            names += [name + BF16 for name in names if name != "vit-pytorch"]  # a plain loop without autocast
         rows.append(measure(title, run, names, seconds))
     print(write_result("training_speed", {"rows": rows}))
 

@@ -1,4 +1,4 @@
-"""A benchmark whose child process fails ends with the child's error, instead of waiting for it for ever."""
+"""A benchmark whose child process fails ends with the child's error instead of waiting forever."""
 
 import os
 import subprocess
@@ -43,26 +43,26 @@ from transformers import Trainer
 def fail(*arguments, **options):
     raise RuntimeError("out of memory")
 
-Trainer.training_step = fail  # in the child, too, which imports this file
+Trainer.training_step = fail  # also in the child, which imports this file
 
 if __name__ == "__main__":
     measure("small", SHAPES["6x128/4 at 32, batch 256"], ["transformers"], 0.0)
 """
 SERVER = """
-from serve_load import Running
+from serve_load import RunningServer
 
-Running("there/is/no/model")
+RunningServer("there/is/no/model")
 """
 
 
-def failed(code: str, folder: Path, *packages: Path) -> str:
-    """What a benchmark that has this code says when it fails."""
+def run_failing(code: str, folder: Path, *packages: Path) -> str:
+    """Run a benchmark with this code, which must fail, and return its standard error."""
     (folder / "benchmark.py").write_text(code)
     path = os.pathsep.join([*map(str, packages), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
     command, environment = [sys.executable, "benchmark.py"], {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 1, done.stderr
-    return done.stderr
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert process.returncode == 1, process.stderr
+    return process.stderr
 
 
 @pytest.mark.parametrize(
@@ -73,28 +73,28 @@ def failed(code: str, folder: Path, *packages: Path) -> str:
         ("die", "The process of echo died with exit code 7"),
     ],
 )
-def test_a_child_that_fails(fault: str, message: str, tmp_path: Path) -> None:
-    assert message in failed(CHILD.replace("FAULT", fault), tmp_path)
+def test_failing_child(fault: str, message: str, tmp_path: Path) -> None:
+    assert message in run_failing(CHILD.replace("FAULT", fault), tmp_path)
 
 
-def test_a_library_that_is_missing(tmp_path: Path) -> None:
-    package = tmp_path / "packages/vit_pytorch"  # in front of the real one, if there is one
+def test_missing_library(tmp_path: Path) -> None:
+    package = tmp_path / "packages/vit_pytorch"  # takes precedence over the real one
     package.mkdir(parents=True)
     for file in ("__init__.py", "vit.py"):
-        (package / file).write_text("raise ImportError('part of vit-pytorch is missing')")
-    message = failed(LIBRARY, tmp_path, package.parent)
+        (package / file).write_text("raise ImportError('vit-pytorch is incomplete')")
+    message = run_failing(LIBRARY, tmp_path, package.parent)
     assert "vit-pytorch failed." in message
-    assert "ImportError: part of vit-pytorch is missing" in message
+    assert "ImportError: vit-pytorch is incomplete" in message
 
 
-def test_a_trainer_that_fails_in_its_thread(tmp_path: Path) -> None:
+def test_failing_trainer_thread(tmp_path: Path) -> None:
     """Transformers' Trainer runs in a thread of the child, which the child waits for."""
-    message = failed(THREAD, tmp_path)
+    message = run_failing(THREAD, tmp_path)
     assert "transformers failed." in message
     assert "RuntimeError: out of memory" in message
 
 
-def test_a_server_that_does_not_start(tmp_path: Path) -> None:
-    message = failed(SERVER, tmp_path)
+def test_server_that_does_not_start(tmp_path: Path) -> None:
+    message = run_failing(SERVER, tmp_path)
     assert "before it was ready" in message
     assert "there/is/no/model" in message

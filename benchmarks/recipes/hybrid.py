@@ -1,4 +1,4 @@
-"""The paper's hybrid on CIFAR-10: the blocks of six_convolutions.py behind the root and two units of a ResNet.
+"""The paper's hybrid on CIFAR-10: the blocks of six_convolutions.py after the root and two units of a ResNet.
 
 Command: patchword train benchmarks/recipes/hybrid.py --budget 10m
 """

@@ -1,4 +1,4 @@
-"""A ViT of 4 blocks, 64 wide, on CIFAR-10: so small that 16 runs get somewhere on two cores in half an hour.
+"""A ViT of 4 blocks and width 64 on CIFAR-10, small enough for 16 runs on two cores in half an hour.
 
 patchword study data-size --recipe benchmarks/recipes/narrow_vit.py --budget 30m
 """

@@ -1,4 +1,4 @@
-"""He et al.'s ResNet for CIFAR-10 with all else as in `cifar10_scratch`: optimiser, augmentation, small pictures first.
+"""He et al.'s CIFAR-10 ResNet with optimizer, augmentation and progressive resizing as in `cifar10_scratch`.
 
 Command: patchword train benchmarks/recipes/resnet.py --budget 10m [--model.layers 2 2 2 --model.width-factor 2]
 """
