@@ -1,4 +1,4 @@
-"""Stable codes of errors and notes, decisions that do not depend on the wording of a message, and exit codes."""
+"""Stable codes of errors and notes, control flow that does not depend on messages, and exit codes."""
 
 import ast
 import copy
@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import patchword
-from helpers.color_classifier import colour_checkpoint
+from helpers.color_classifier import color_checkpoint
 from helpers.command import run
 from helpers.small_checkpoint import make_checkpoint
 from helpers.small_study import BASE, little_study
@@ -61,31 +61,45 @@ CLASS_CODES = {
     "HubError": "hub_failed",
     "TrainingError": "training_failed",
 }
-RAISED_CODES = set(
-    [
-        "ambiguous_class",
-        "unknown_class",
-        "unsafe_pickle",
-        "not_finite",
-        "output_exists",
-        "image_damaged",
-        "image_empty",
-        "image_not_a_file",
-        "image_not_found",
-        "image_out_of_memory",
-        "image_permission_denied",
-        "image_too_large",
-        "image_unsupported",
-        "invalid_base64",
-        "invalid_form",
-        "invalid_json",
-        "invalid_parameter",
-        "no_image",
-        "too_many_images",
-        "unknown_parameter",
-        "unsupported_by_model",
-    ]
-)
+RAISED_CODES = {
+    "ambiguous_class",
+    "bf16_unsupported",
+    "budget_too_short",
+    "checkpoint_not_saved",
+    "checkpoints_damaged",
+    "image_damaged",
+    "image_empty",
+    "image_not_a_file",
+    "image_not_found",
+    "image_out_of_memory",
+    "image_permission_denied",
+    "image_too_large",
+    "image_unsupported",
+    "invalid_base64",
+    "invalid_duration",
+    "invalid_form",
+    "invalid_json",
+    "invalid_parameter",
+    "no_image",
+    "not_a_study",
+    "not_finite",
+    "output_exists",
+    "override_ignored",
+    "run_differs",
+    "run_exists",
+    "run_finished",
+    "run_locked",
+    "study_differs",
+    "table_mismatch",
+    "too_many_images",
+    "unknown_class",
+    "unknown_field",
+    "unknown_option",
+    "unknown_parameter",
+    "unknown_preset",
+    "unsafe_pickle",
+    "unsupported_by_model",
+}
 STATUS_CODES = {
     400: "bad_request",
     401: "unauthorized",
@@ -99,41 +113,41 @@ STATUS_CODES = {
     503: "unavailable",
     504: "response_timeout",
 }
-NOTE_CODES = set(
-    [
-        "best_checkpoint_damaged",
-        "budget_too_short",
-        "checkpoint_damaged",
-        "duplicate_rows_left_out",
-        "files_left_out",
-        "folders_left_out",
-        "head_probed",
-        "head_replaced",
-        "image_size_assumed",
-        "images_unreadable",
-        "labels_assumed",
-        "metadata_not_stored",
-        "mixture_not_kept",
-        "multi_label_not_stored",
-        "note",
-        "numerics_differ",
-        "preprocess_assumed",
-        "preprocess_not_stored",
-        "preprocess_stated",
-        "run_unfinished",
-        "samples_left_out",
-        "shard_damaged",
-        "split_left_out",
-        "temperature_not_stored",
-        "text_tower_skipped",
-    ]
-)
+NOTE_CODES = {
+    "best_checkpoint_damaged",
+    "budget_too_short",
+    "checkpoint_damaged",
+    "duplicate_rows_left_out",
+    "files_left_out",
+    "finished",
+    "folders_left_out",
+    "head_probed",
+    "head_replaced",
+    "image_size_assumed",
+    "images_unreadable",
+    "interpolation_not_kept",
+    "labels_assumed",
+    "metadata_not_stored",
+    "multi_label_not_stored",
+    "note",
+    "numerics_differ",
+    "odd_setting",
+    "preprocess_assumed",
+    "preprocess_not_stored",
+    "preprocess_stated",
+    "run_unfinished",
+    "samples_left_out",
+    "shard_damaged",
+    "split_left_out",
+    "temperature_not_stored",
+    "text_tower_skipped",
+}
 
 
 def subclasses(base: type[PatchwordError]) -> Iterator[type[PatchwordError]]:
     yield base
-    for each in base.__subclasses__():
-        yield from subclasses(each)
+    for subclass in base.__subclasses__():
+        yield from subclasses(subclass)
 
 
 def calls() -> Iterator[ast.Call]:
@@ -174,14 +188,14 @@ def test_codes_of_the_server() -> None:
     assert {status: code for status, (_, code) in STATUSES.items()} == STATUS_CODES
     assert Problem(422, REWORDED).code == "invalid_request"
     assert Problem(418, REWORDED).code == "http_error"
-    said = json.loads(Problem(503, REWORDED, code="mine").response("abc").body)
-    assert said == {"status": 503, "title": STATUSES[503][0], "detail": REWORDED, "code": "mine", "request_id": "abc"}
+    body = json.loads(Problem(503, REWORDED, code="mine").response("abc").body)
+    assert body == {"status": 503, "title": STATUSES[503][0], "detail": REWORDED, "code": "mine", "request_id": "abc"}
 
 
 @pytest.mark.parametrize(
     "error", [ConfigError(REWORDED, code="mine"), ImageError("it is empty.", name="a.png", code="image_empty")]
 )
-def test_errors_cross_processes_whole(error: PatchwordError) -> None:
+def test_errors_can_be_pickled(error: PatchwordError) -> None:
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)
         assert str(again) == str(error)
@@ -198,7 +212,7 @@ def test_a_note_is_a_text_with_a_code() -> None:
     assert Note.from_json("of an earlier version").code == "note"
 
 
-# ---- decisions: the words change, the codes stay
+# ---- control flow: the words change, the codes stay
 
 
 def test_stating_the_preprocessing_drops_the_note_of_what_was_assumed() -> None:
@@ -209,7 +223,7 @@ def test_stating_the_preprocessing_drops_the_note_of_what_was_assumed() -> None:
     assert [note.code for note in stated.notes] == ["labels_assumed", "preprocess_stated"]
 
 
-def test_the_exit_code_of_a_run_counts_images_not_words(tmp_path: Path) -> None:
+def test_exit_code_of_a_run_depends_on_unreadable_images(tmp_path: Path) -> None:
     note = Note("All images are fine: there is none that could not be read.", "note")
     assert print_train_result(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (note,)), json=False) == 0
     assert print_train_result(TrainResult(tmp_path, {}, 1, 1, 1.0, tmp_path, (), num_unreadable=1), json=False) == 3
@@ -274,7 +288,7 @@ def test_too_many_files_whatever_starlette_says(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_a_signal_condemns_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library's last words may name a signal; only the death by one will be the same again."""
+    """A message may name a signal; only a process killed by one will fail again."""
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
     monkeypatch.setattr(trial, "_results", {})
     verdict = trial.run_trial("torch", "import sys; sys.exit('something about SIGILL')")
@@ -309,14 +323,14 @@ def test_a_pickle_that_torch_refuses(
     assert refused.value.code == code
 
 
-def test_bytes_are_called_by_the_name_of_their_sample() -> None:
+def test_errors_name_the_sample() -> None:
     with pytest.raises(ImageError) as error:
         decode_image(b"junk", "<bytes>.tar:0.png", "RGB", None)
     assert error.value.code == "image_unsupported"
     assert str(error.value) == f"Cannot read <bytes>.tar:0.png: {error.value.reason}"
 
 
-def test_a_study_takes_only_divergence_for_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_records_divergence_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -334,7 +348,7 @@ def test_a_study_takes_only_divergence_for_a_result(tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    write_checkpoint(tmp_path / "model", colour_checkpoint())
+    write_checkpoint(tmp_path / "model", color_checkpoint())
     Image.new("RGB", (20, 30), "red").save(tmp_path / "red.png")
     return tmp_path / "model"
 
@@ -345,7 +359,9 @@ def test_exit_codes_of_requests(model: Path) -> None:
     assert done.returncode == 0, done.stderr
     for wrong in (("predict", model.parent, good), ("predict", model, good, "--topp", 1), ("predict",), ("fly",)):
         refused = run(*wrong)
-        assert refused.returncode == 2 and refused.stderr and "Traceback" not in refused.stderr, wrong
+        assert refused.returncode == 2, wrong
+        assert refused.stderr, wrong
+        assert "Traceback" not in refused.stderr, wrong
     partly = run("predict", model, good, missing)
     assert partly.returncode == 3
     assert str(missing) in partly.stderr
@@ -354,7 +370,7 @@ def test_exit_codes_of_requests(model: Path) -> None:
 
 
 def test_an_internal_error_is_exit_code_1(model: Path, tmp_path: Path) -> None:
-    """With a traceback: it is to be reported."""
+    """With a traceback, for the bug report."""
     broken = "import patchword.inference.inputs as p\np.resolve_images = lambda images: 1 / 0\n"
     (tmp_path / "sitecustomize.py").write_text(broken)
     places = os.pathsep.join([str(tmp_path), str(SOURCE.parent)])
@@ -386,19 +402,19 @@ def test_a_signal_is_exit_code_128_and_its_number(number: signal.Signals, tmp_pa
         while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(number)
-        said = process.communicate(timeout=120)[1]
-    assert process.returncode == 128 + number, said
-    assert "patchword resume" in said
-    assert "Traceback" not in said
+        stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 128 + number, stderr
+    assert "patchword resume" in stderr
+    assert "Traceback" not in stderr
 
 
-def test_a_reader_that_has_gone_is_exit_code_141(model: Path) -> None:
-    """As in `patchword predict ... | head -0`: not done, and no traceback, either."""
+def test_closed_pipe_is_exit_code_141(model: Path) -> None:
+    """As in `patchword predict ... | head -0`: no traceback."""
     command = [sys.executable, "-m", "patchword", "predict", str(model), str(model.parent / "red.png")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        said = process.stderr.read()
+        stderr = process.stderr.read()
     assert process.returncode == 128 + signal.SIGPIPE
-    assert not said
+    assert not stderr

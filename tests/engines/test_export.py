@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.export_checkpoint import LABELS, TINY, checkpoint_of
+from helpers.export_checkpoint import LABELS, TINY, make_checkpoint
 from helpers.model_zoo import VITS
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.cli.main import main
@@ -51,10 +51,10 @@ def test_resizing_in_tensors_is_pillows(interpolation: str, resize: str) -> None
         assert interpolation == "nearest" or off.max() <= 1
 
 
-@pytest.mark.parametrize("name", ["class", "average", "probe", "distilled", "grey", "hybrid"])
+@pytest.mark.parametrize("name", ["class", "average", "probe", "distilled", "gray", "hybrid"])
 def test_a_packed_model_is_the_classifier(name: str) -> None:
     config = VITS[name].replace(num_classes=5)
-    checkpoint = checkpoint_of(config)
+    checkpoint = make_checkpoint(config)
     pixels = sample_images(checkpoint.preprocess, 3)  # type: ignore[arg-type]
     with torch.no_grad():
         wanted = Classifier(checkpoint).logits(pixels)
@@ -63,7 +63,7 @@ def test_a_packed_model_is_the_classifier(name: str) -> None:
 
 @pytest.mark.parametrize(("ending", "whole"), [(".onnx", False), (".pt2", True), (".xml", True)])
 def test_every_format_comes_back(ending: str, whole: bool, tmp_path: Path) -> None:
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     engine = write_export(checkpoint, tmp_path / f"model{ending}", ExportOptions(include_preprocessing=whole))
     proof = check_export(Classifier(checkpoint), engine, ExportOptions(include_preprocessing=whole))
     assert proof.parity.top1_agreement == 1.0
@@ -73,7 +73,7 @@ def test_every_format_comes_back(ending: str, whole: bool, tmp_path: Path) -> No
 
 def test_a_broken_export_is_refused() -> None:
     """One weight of thousands is off."""
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
     broken = ExportableModel(dataclasses.replace(checkpoint, tensors=tensors)).eval()
     with torch.no_grad():
@@ -96,7 +96,7 @@ def labelled_folder(checkpoint: Checkpoint, folder: Path, count: int = 40) -> Pa
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
-    checkpoint = checkpoint_of(TINY)
+    checkpoint = make_checkpoint(TINY)
     write_checkpoint(folder / "model", checkpoint)
     labelled_folder(checkpoint, folder / "data")
     return folder
@@ -181,7 +181,7 @@ def test_openvino_has_two_files_that_belong_together(model: Path, run: Run) -> N
 
 
 def test_several_labels_go_out_too(model: Path) -> None:
-    checkpoint = dataclasses.replace(checkpoint_of(TINY), multi_label=True)
+    checkpoint = dataclasses.replace(make_checkpoint(TINY), multi_label=True)
     classifier = Classifier(checkpoint)
     pictures = [
         InputImage(
@@ -206,7 +206,7 @@ def classifier_says(classifier: Classifier, picture: Image.Image) -> list[bool]:
 def test_without_the_libraries_it_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs onnx, onnxscript, onnxruntime: in a clone .* '\.\[export\]'"):
-        write_export(checkpoint_of(TINY), model / "none.onnx", ExportOptions())
+        write_export(make_checkpoint(TINY), model / "none.onnx", ExportOptions())
 
 
 def test_as_many_are_merged_as_the_loss_allows(model: Path) -> None:
