@@ -274,7 +274,7 @@ def test_blank_pictures(root: Path) -> None:
         (48, 16, "warning", "3 x 3 patches"),
         (32, 16, "warning", "2 x 2 patches"),
         (16, 16, "error", "1 x 1 patches"),
-        (60, 16, "error", "cannot be cut"),
+        (60, 16, "error", "not divisible"),
     ],
 )
 def test_patches(root: Path, size: int, patch: int, severity: str | None, words: str) -> None:

@@ -32,14 +32,14 @@ def killed_run(run: Path, step: int) -> Path:
 
 
 def only_finding(run: Path) -> Finding:
-    (finding,) = [finding for finding in examine_run(run) if "patches" not in finding.what]
+    (finding,) = [finding for finding in examine_run(run) if "patches" not in finding.message]
     return finding
 
 
 def test_finished_run_has_no_problems(tmp_path: Path) -> None:
     train(config(steps=2), tmp_path / "run", splits=make_splits())
     assert all(finding.severity == "note" for finding in examine_run(tmp_path / "run"))
-    assert not any("not finished" in finding.what for finding in examine_run(tmp_path / "run"))
+    assert not any("not finished" in finding.message for finding in examine_run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("killed_at", "checkpoint"), [(5, "step 3"), (2, "step 0")])
@@ -47,7 +47,7 @@ def test_killed_run_can_be_resumed(tmp_path: Path, killed_at: int, checkpoint: s
     run = killed_run(tmp_path / "run", killed_at)
     finding = only_finding(run)
     assert finding.severity == "note"
-    assert checkpoint in finding.what
+    assert checkpoint in finding.message
     assert finding.advice.endswith(f"patchword resume {run}")
 
 
@@ -56,7 +56,7 @@ def test_damaged_checkpoint_is_reported(tmp_path: Path) -> None:
     (run / "checkpoints/step-00000003/state.json").write_bytes(b"{}")
     finding = only_finding(run)
     assert finding.severity == "error"
-    assert "step-00000003/state.json" in finding.what
+    assert "step-00000003/state.json" in finding.message
 
 
 def test_run_stopped_by_nan_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +73,6 @@ def test_run_stopped_by_nan_is_replayed(tmp_path: Path, monkeypatch: pytest.Monk
         train(config(steps=6), tmp_path / "run", splits=make_splits())
     assert error.value.code == "not_finite"
     (fault,) = [finding for finding in examine_run(tmp_path / "run") if finding.severity == "error"]
-    assert "Step 2 produced NaN or Inf (input, images)" in fault.what
-    assert "the result is the same" in fault.what
-    assert len(fault.where) == 10
+    assert "Step 2 produced NaN or Inf (input, images)" in fault.message
+    assert "the result is the same" in fault.message
+    assert len(fault.details) == 10

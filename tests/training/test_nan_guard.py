@@ -144,7 +144,7 @@ def failed_step(trainer: Trainer) -> tuple[Fault, dict[str, Tensor]]:
         trainer.train_step(0.5)
     assert bits(trainer) == before
     assert all(p.grad is None for p in trainer.model.parameters())
-    return caught.value.args[0]
+    return caught.value.fault, caught.value.batch
 
 
 def check_replay(folder: Path, trainer: Trainer, fault: Fault, batch: dict[str, Tensor]) -> None:
