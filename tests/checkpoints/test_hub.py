@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download, scan_cache_dir
 
-from helpers.hub_server import REPO, SMALL, WEIGHTS, Hub
+from helpers.hub_server import REPO, SMALL, WEIGHTS, Hub, settings  # noqa: F401  # `settings` is an autouse fixture
 from patchword.checkpoints import hub
 from patchword.errors import HubError
 

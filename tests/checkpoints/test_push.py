@@ -18,7 +18,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from helpers.command import run
-from helpers.hub_server import REPO, Handler, Hub
+from helpers.hub_server import REPO, Handler, Hub, settings  # noqa: F401  # `settings` is an autouse fixture
 from helpers.model_zoo import RESNETS, VITS, make_checkpoint
 from patchword.checkpoints import read_checkpoint
 from patchword.checkpoints.card import model_card
@@ -140,7 +140,7 @@ def test_push_command(hub: Any) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert {token for _, token, _ in hub.requests} == {"Bearer hf_secret"}
-    assert f"sent to {hub.endpoint}/{REPO}" in done.stderr
+    assert f"{hub.endpoint}/{REPO}" in done.stderr
     assert "README.md" in hub.files
     assert run("push", "patchword:cifar10", "me/model").returncode == 2
 
