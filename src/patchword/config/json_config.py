@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import functools
 import math
 import types
 import typing
@@ -85,7 +84,6 @@ class JsonConfig:
             self.check(name, value is None or low <= value <= high, f"between {low:,} and {high:,}")
 
 
-@functools.cache
 def _field_types(cls: type[JsonConfig]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -232,7 +232,7 @@ class ViTConfig(JsonConfig):
     def stem_stride(self) -> int:
         """Image pixels per pixel of the stem's feature map, along one side."""
         if self.stem == "resnet":
-            return 4 * 2 ** max(0, len(self.stem_layers) - 1)
+            return int(4 * 2 ** max(0, len(self.stem_layers) - 1))
         return int(2 ** len(self.stem_layers))
 
     @property
@@ -312,7 +312,7 @@ class ResNetConfig(JsonConfig):
     @property
     def pooled_dim(self) -> int:
         """Width of the pooled vector."""
-        return (256 if self.kind == "bit" else 16) * self.width_factor * 2 ** (len(self.layers) - 1)
+        return int((256 if self.kind == "bit" else 16) * self.width_factor * 2 ** (len(self.layers) - 1))
 
 
 ModelConfig = ViTConfig | ResNetConfig

@@ -26,7 +26,7 @@ class ConvStem(nn.Sequential):
         super().__init__(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images.contiguous(memory_format=torch.channels_last))
+        return super().forward(images.contiguous(memory_format=torch.channels_last))  # type: ignore[no-untyped-call]  # nn.Sequential
 
 
 def make_stem(config: ViTConfig) -> nn.Module:

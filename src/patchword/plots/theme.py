@@ -137,4 +137,5 @@ def scale_tiles(tiles: np.ndarray) -> np.ndarray:
     flat = tiles.reshape(len(tiles), -1)
     low, high = flat.min(axis=1), flat.max(axis=1)
     shape = (-1,) + (1,) * (tiles.ndim - 1)
-    return (tiles - low.reshape(shape)) / np.maximum(high - low, 1e-12).reshape(shape)
+    scaled: np.ndarray = (tiles - low.reshape(shape)) / np.maximum(high - low, 1e-12).reshape(shape)
+    return scaled
