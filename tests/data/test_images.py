@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
 from patchword.data import images
-from patchword.data.images import GAP, MAX_PIXELS, list_images, load_image, to_mode
+from patchword.data.images import DECODE_MARGIN, MAX_PIXELS, list_images, load_image, to_mode
 from patchword.data.preprocess import HALF, Preprocess
 from patchword.errors import DataError, ImageError
 
@@ -92,40 +92,40 @@ def test_reduced_decoding_hardly_changes_what_the_model_sees(name: str, kind: st
     data = JPEG_KINDS[kind](photo(name).crop((0, 0, 640, 424)))
     for size, scale in [(84, 2), (42, 4), (21, 8)]:
         preprocess = Preprocess((size, size), mean=HALF, std=HALF)
-        reduced = load_image(data, at_least=preprocess.resized_to)
+        reduced = load_image(data, min_size=preprocess.resize_size)
         assert reduced.size == (640 // scale, 424 // scale)
-        moved = difference(preprocess.pixels(load_image(data)), preprocess.pixels(reduced))
+        moved = difference(preprocess.resize_and_crop(load_image(data)), preprocess.resize_and_crop(reduced))
         assert moved.mean() < 2
         assert moved.max() < 25
 
 
 @pytest.mark.parametrize(
-    ("size", "at_least", "expected"),
+    ("size", "min_size", "expected"),
     [
         ((4000, 3000), (248, 248), (1000, 750)),
-        ((4000, 3000), (int(375 / GAP), int(500 / GAP)), (500, 375)),
-        ((4000, 3000), (int(375 / GAP) + 1, 100), (1000, 750)),  # one row short
+        ((4000, 3000), (int(375 / DECODE_MARGIN), int(500 / DECODE_MARGIN)), (500, 375)),
+        ((4000, 3000), (int(375 / DECODE_MARGIN) + 1, 100), (1000, 750)),  # one row short
         ((3998, 2998), (248, 248), (1999, 1499)),  # not divisible by 4
         ((3999, 2999), (248, 248), (3999, 2999)),
         ((340, 256), (248, 248), (340, 256)),
         ((4000, 3000), None, (4000, 3000)),
     ],
 )
-def test_scale_leaves_a_margin_and_the_proportions(size: Any, at_least: Any, expected: Any) -> None:
+def test_scale_leaves_a_margin_and_the_proportions(size: Any, min_size: Any, expected: Any) -> None:
     width, height = size
-    scale = images._scale(height, width, 1, at_least)
+    scale = images._scale(height, width, 1, min_size)
     assert (width // scale, height // scale) == expected
-    sideways = None if at_least is None else at_least[::-1]
+    sideways = None if min_size is None else min_size[::-1]
     assert images._scale(height, width, 6, sideways) == scale
 
 
-def test_at_least_counts_after_the_turn() -> None:
+def test_min_size_applies_after_rotation() -> None:
     wide = photo().crop((0, 0, 640, 160))
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encode(wide, "JPEG", exif=exif)  # upright it is 160 wide, 640 high
-    assert load_image(data, at_least=(120, 30)).size == (80, 320)
-    assert load_image(data, at_least=(30, 120)).size == (160, 640)
+    assert load_image(data, min_size=(120, 30)).size == (80, 320)
+    assert load_image(data, min_size=(30, 120)).size == (160, 640)
 
 
 def test_grey_from_a_colour_jpeg_equals_grey_from_the_same_png() -> None:
@@ -261,7 +261,7 @@ def test_ycck() -> None:
 
 def test_a_large_cmyk_jpeg_is_reduced_as_well() -> None:
     data = encode(photo().crop((0, 0, 640, 424)).convert("CMYK"), "JPEG", quality=95)
-    assert load_image(data, at_least=(40, 40)).size == (160, 106)
+    assert load_image(data, min_size=(40, 40)).size == (160, 106)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP"])
@@ -290,7 +290,7 @@ def test_the_first_frame_of_an_animation(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
 def test_one_pixel(kind: str) -> None:
-    seen = load_image(encode(Image.new("RGB", (1, 1), "white"), kind), at_least=(224, 224))
+    seen = load_image(encode(Image.new("RGB", (1, 1), "white"), kind), min_size=(224, 224))
     assert seen.size == (1, 1)
     assert seen.getpixel((0, 0)) == (255, 255, 255)
 
@@ -475,7 +475,7 @@ def test_any_damage_gives_a_picture_or_an_image_error(kind: str, data: st.DataOb
     for place, bit in data.draw(st.lists(st.tuples(places, st.integers(0, 7)), max_size=6)):
         content[place] ^= 1 << bit
     try:
-        seen = load_image(bytes(content[:end]), at_least=(4, 4), max_pixels=1_000_000)
+        seen = load_image(bytes(content[:end]), min_size=(4, 4), max_pixels=1_000_000)
     except ImageError as error:
         assert str(error).startswith("Cannot read <bytes>: ")
     else:

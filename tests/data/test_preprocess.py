@@ -43,7 +43,7 @@ def test_pixels_equal_resize_then_crop(shape: tuple[int, int], interpolation: st
     image = noise(*shape)
     preprocess = replace(PLAIN, interpolation=interpolation)
     expected = resize_then_crop(image, 224, 248, Image.Resampling[interpolation.upper()])
-    difference = np.abs(preprocess.pixels(image).astype(int) - expected)
+    difference = np.abs(preprocess.resize_and_crop(image).astype(int) - expected)
     # Pillow keeps a box in single precision: a value on the edge between two grey levels may fall to the other side,
     # in both passes at worst. For "nearest" the same ties choose the pixel beside.
     if interpolation == "nearest":
@@ -57,19 +57,19 @@ def test_pixels_equal_resize_then_crop(shape: tuple[int, int], interpolation: st
 def test_pixels_are_exact_without_a_crop() -> None:
     image = noise(300, 300)
     np.testing.assert_array_equal(
-        replace(PLAIN, crop=1.0).pixels(image), np.asarray(image.resize((224, 224), Image.Resampling.BICUBIC))
+        replace(PLAIN, crop=1.0).resize_and_crop(image), np.asarray(image.resize((224, 224), Image.Resampling.BICUBIC))
     )
 
 
 def test_a_picture_of_the_right_size_is_untouched() -> None:
     image = noise(224, 224)
-    np.testing.assert_array_equal(replace(PLAIN, crop=1.0).pixels(image), np.asarray(image))
+    np.testing.assert_array_equal(replace(PLAIN, crop=1.0).resize_and_crop(image), np.asarray(image))
 
 
 def test_squash_uses_the_whole_picture() -> None:
     ramp = Image.fromarray(np.tile(np.linspace(0, 255, 400, dtype=np.uint8), (50, 1)))
-    squash = Preprocess((32, 32), "squash", mean=(0.5,), std=(0.5,)).pixels(ramp)[:, :, 0]
-    cover = Preprocess((32, 32), "cover", mean=(0.5,), std=(0.5,)).pixels(ramp)[:, :, 0]
+    squash = Preprocess((32, 32), "squash", mean=(0.5,), std=(0.5,)).resize_and_crop(ramp)[:, :, 0]
+    cover = Preprocess((32, 32), "cover", mean=(0.5,), std=(0.5,)).resize_and_crop(ramp)[:, :, 0]
     assert squash.min() < 8
     assert squash.max() > 247
     assert cover.min() > 100
@@ -79,7 +79,7 @@ def test_squash_uses_the_whole_picture() -> None:
 def test_squash_equals_resize_then_crop() -> None:
     image = noise(200, 333)
     whole = image.resize((248, 248), Image.Resampling.BICUBIC).crop((12, 12, 236, 236))
-    difference = np.abs(replace(PLAIN, resize="squash").pixels(image).astype(int) - np.asarray(whole))
+    difference = np.abs(replace(PLAIN, resize="squash").resize_and_crop(image).astype(int) - np.asarray(whole))
     assert difference.max() <= 1
 
 
@@ -88,19 +88,19 @@ def test_the_crop_is_centred() -> None:
     for height, width in [(101, 301), (301, 101), (151, 151)]:
         values = np.zeros((height, width), dtype=np.uint8)
         values[height // 2, :] = values[:, width // 2] = 255
-        seen = Preprocess((51, 51), mean=(0.5,), std=(0.5,)).pixels(Image.fromarray(values))[:, :, 0]
+        seen = Preprocess((51, 51), mean=(0.5,), std=(0.5,)).resize_and_crop(Image.fromarray(values))[:, :, 0]
         assert seen.sum(axis=0).argmax() == 25
         assert seen.sum(axis=1).argmax() == 25
 
 
 def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
     preprocess = Preprocess((100, 200), mean=HALF, std=HALF)
-    assert preprocess._resized(100, 100) == (200, 200)
-    assert preprocess._resized(50, 400) == (100, 800)
+    assert preprocess._full_size(100, 100) == (200, 200)
+    assert preprocess._full_size(50, 400) == (100, 800)
     image = noise(120, 130)
     expected = image.resize((200, int(200 * 120 / 130)), Image.Resampling.BICUBIC)
     top = int(round((expected.height - 100) / 2.0))
-    difference = np.abs(preprocess.pixels(image).astype(int) - np.asarray(expected.crop((0, top, 200, top + 100))))
+    difference = np.abs(preprocess.resize_and_crop(image).astype(int) - np.asarray(expected.crop((0, top, 200, top + 100))))
     assert difference.max() <= 1
 
 
@@ -115,7 +115,7 @@ def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
 )
 def test_every_shape_gives_the_wanted_size_and_keeps_a_flat_colour(height, width, size, crop, resize, interpolation):
     preprocess = Preprocess(size, resize, crop, interpolation, mean=HALF, std=HALF)
-    pixels = preprocess.pixels(Image.new("RGB", (width, height), (10, 120, 250)))
+    pixels = preprocess.resize_and_crop(Image.new("RGB", (width, height), (10, 120, 250)))
     assert pixels.shape == (*size, 3)
     assert pixels.dtype == np.uint8
     assert (pixels == (10, 120, 250)).all()
@@ -123,7 +123,7 @@ def test_every_shape_gives_the_wanted_size_and_keeps_a_flat_colour(height, width
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (3, 20000), (2, 2)])
 def test_extreme_pictures(size: tuple[int, int]) -> None:
-    pixels = PLAIN.pixels(Image.new("RGB", size, (3, 4, 5)))
+    pixels = PLAIN.resize_and_crop(Image.new("RGB", size, (3, 4, 5)))
     assert pixels.shape == (224, 224, 3)
     assert (pixels == (3, 4, 5)).all()
 
@@ -133,7 +133,7 @@ def test_normalise_is_bit_equal_to_the_plain_formula() -> None:
     batch = torch.arange(256, dtype=torch.uint8).repeat(9).view(2, 8, 12, 12)[..., :3].contiguous()
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
     expected = (batch.permute(0, 3, 1, 2).float() / 255 - mean) / std
-    seen = preprocess.normalise(batch)
+    seen = preprocess.normalize(batch)
     assert torch.equal(seen, expected)
     assert seen.dtype == torch.float32
     assert seen.is_contiguous()
@@ -142,13 +142,13 @@ def test_normalise_is_bit_equal_to_the_plain_formula() -> None:
 
 def test_normalise_leaves_its_input_alone() -> None:
     batch = torch.full((1, 4, 4, 3), 200, dtype=torch.uint8)
-    PLAIN.normalise(batch)
+    PLAIN.normalize(batch)
     assert (batch == 200).all()
 
 
 def test_call_is_pixels_then_normalise_and_ranges_from_minus_one_to_one() -> None:
     image = noise(100, 120)
-    assert torch.equal(PLAIN(image), PLAIN.normalise(torch.from_numpy(PLAIN.pixels(image))[None])[0])
+    assert torch.equal(PLAIN(image), PLAIN.normalize(torch.from_numpy(PLAIN.resize_and_crop(image))[None])[0])
     assert PLAIN(Image.new("RGB", (9, 9), "white")).unique().tolist() == [1.0]
     assert PLAIN(Image.new("RGB", (9, 9), "black")).unique().tolist() == [-1.0]
 
@@ -166,14 +166,14 @@ def test_grey_and_colour_pictures_suit_both_kinds_of_model() -> None:
 @pytest.mark.parametrize("mode", ["RGBA", "P", "CMYK", "I;16"])
 def test_other_modes_are_refused_with_advice(mode: str) -> None:
     with pytest.raises(ImageError, match="to_mode"):
-        PLAIN.pixels(Image.new(mode, (4, 4)))
+        PLAIN.resize_and_crop(Image.new(mode, (4, 4)))
 
 
 @pytest.mark.parametrize(
     ("crop", "expected"), [(0.9, 248), (0.875, 256), (1.0, 224), (0.96, 233), (0.95, 235), (0.5, 448)]
 )
-def test_resized_to_follows_timm(crop: float, expected: int) -> None:
-    assert replace(PLAIN, crop=crop).resized_to == (expected, expected)
+def test_resize_size_matches_timm(crop: float, expected: int) -> None:
+    assert replace(PLAIN, crop=crop).resize_size == (expected, expected)
 
 
 def test_json_round_trip() -> None:
@@ -245,14 +245,14 @@ def test_a_line_that_is_squashed(monkeypatch: pytest.MonkeyPatch) -> None:
         return resize(self, size, *rest, **named)
 
     monkeypatch.setattr(Image.Image, "resize", watched)
-    pixels = squash.pixels(Image.new("RGB", (1, 1_000_000), (3, 4, 5)))
+    pixels = squash.resize_and_crop(Image.new("RGB", (1, 1_000_000), (3, 4, 5)))
     assert pixels.shape == (224, 224, 3)
     assert (pixels == (3, 4, 5)).all()
-    assert max(asked) <= preprocess.LARGEST_STEP
+    assert max(asked) <= preprocess.MAX_INTERMEDIATE_PIXELS
     blurred = Image.fromarray(np.linspace(0, 255, 90 * 70).astype(np.uint8).reshape(90, 70)).convert("RGB")
-    usual = squash.pixels(blurred).astype(int)
-    monkeypatch.setattr(preprocess, "LARGEST_STEP", 0)
-    assert np.abs(squash.pixels(blurred) - usual).max() <= 2, "the other way round it is the same picture"
+    usual = squash.resize_and_crop(blurred).astype(int)
+    monkeypatch.setattr(preprocess, "MAX_INTERMEDIATE_PIXELS", 0)
+    assert np.abs(squash.resize_and_crop(blurred) - usual).max() <= 2, "the other way round it is the same picture"
 
 
 def test_what_cannot_be_resized_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,5 +261,5 @@ def test_what_cannot_be_resized_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Image.Image, "resize", full)
     with pytest.raises(ImageError, match="9 x 8") as error:
-        PLAIN.pixels(noise(8, 9))
+        PLAIN.resize_and_crop(noise(8, 9))
     assert error.value.code == "image_out_of_memory"

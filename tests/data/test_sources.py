@@ -11,7 +11,7 @@ from PIL import Image
 
 from helpers.shared_data import shared_path
 from patchword.config import DataConfig
-from patchword.data.channel_stats import channel_statistics
+from patchword.data.channel_stats import compute_channel_stats
 from patchword.data.check_readable import require_readable
 from patchword.data.resolve import open_data, resolve_dataset
 from patchword.data.sources import FileSource, Source, from_arrays
@@ -61,7 +61,7 @@ def test_separate_references(pets: Path, tmp_path: Path) -> None:
     config = DataConfig(source=str(pets), val=str(tmp_path / "other"), test=str(tmp_path / "list.csv"))
     parts = open_data(config, 0)
     assert len(parts.train) == 14
-    assert parts.split["kind"] == "given"
+    assert parts.split_info["kind"] == "given"
     assert parts.val is not None
     assert colours(parts.val) == [(1, 1, 1)]
     assert parts.val.targets.tolist() == [1]
@@ -77,7 +77,7 @@ def test_classes_that_training_lacks(pets: Path) -> None:
     paint(pets / "test/Cat/1.png")
     paint(pets / "test/eel/1.png")
     with pytest.raises(
-        DataError, match=r"'test' has classes that the training part lacks: 'Cat', 'eel'\..*'cat', 'dog'"
+        DataError, match=r"The test set has classes that the training set lacks: 'Cat', 'eel'\..*'cat', 'dog'"
     ):
         open_data(DataConfig(source=str(pets)), 0)
 
@@ -94,9 +94,9 @@ def test_folders_for_several_labels(pets: Path) -> None:
 def test_named_sets_win_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pets.rename(pets.parent / "digits")
     monkeypatch.chdir(pets.parent)
-    assert len(resolve_dataset("digits").parts["train"].labels) == 10
-    assert resolve_dataset("./digits").parts["train"].labels == ("cat", "dog")
-    assert resolve_dataset("./digits").parts["train"].name(0) == "digits/train/cat/0.png"
+    assert len(resolve_dataset("digits").splits["train"].labels) == 10
+    assert resolve_dataset("./digits").splits["train"].labels == ("cat", "dog")
+    assert resolve_dataset("./digits").splits["train"].name(0) == "digits/train/cat/0.png"
 
 
 def test_a_single_part_is_taken_whatever_it_is_called(pets: Path) -> None:
@@ -104,24 +104,24 @@ def test_a_single_part_is_taken_whatever_it_is_called(pets: Path) -> None:
     assert parts.test is not None
     assert len(parts.test) == 1
     (pets / "train").rename(pets / "val")
-    with pytest.raises(DataError, match="no part for training, only 'test', 'val'"):
+    with pytest.raises(DataError, match="no training set, only 'test', 'val'"):
         open_data(DataConfig(source=str(pets)), 0)
     (pets / "test").rename(pets.parent / "test")
     parts = open_data(DataConfig(source=str(pets)), 0)
-    assert parts.split["kind"] == "stratified"
+    assert parts.split_info["kind"] == "stratified"
     assert parts.test is None
 
 
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("", "No data are given. They may be a folder"),
-        ("cifr10", "no file or folder cifr10.*the named ones are .*Did you mean the named data set 'cifar10'"),
-        ("no/such/folder", "no file or folder no/such/folder"),
-        ("no-*.tar", "no file or folder no-"),
-        ("pets/train/cat/0.png", "cannot be read as data"),
-        ("empty", "no pictures below empty"),
-        ("single", "only one class, 'pictures'.*If 'labels.csv' in it says"),
+        ("", "No dataset is given. Use a folder"),
+        ("cifr10", "no file, folder or named dataset cifr10.*Did you mean the named dataset 'cifar10'"),
+        ("no/such/folder", "no file, folder or named dataset no/such/folder"),
+        ("no-*.tar", "no file, folder or named dataset no-"),
+        ("pets/train/cat/0.png", "is not a supported dataset"),
+        ("empty", "no images below empty"),
+        ("single", "only one class, 'photos'.*If 'labels.csv' in it lists"),
     ],
 )
 def test_references_that_lead_nowhere(
@@ -129,7 +129,7 @@ def test_references_that_lead_nowhere(
 ) -> None:
     monkeypatch.chdir(pets.parent)
     Path("empty").mkdir()
-    paint(Path("single/pictures/1.png"))
+    paint(Path("single/photos/1.png"))
     Path("single/labels.csv").touch()
     with pytest.raises(DataError, match=message):
         open_data(DataConfig(source=reference), 0)
@@ -138,7 +138,7 @@ def test_references_that_lead_nowhere(
 def test_an_archive_beside_its_class_folders_is_not_the_data(pets: Path) -> None:
     (pets / "pets.tar").write_bytes(b"junk")
     (pets / "pets.parquet").write_bytes(b"junk")
-    assert len(resolve_dataset(str(pets)).parts["train"]) == 14
+    assert len(resolve_dataset(str(pets)).splits["train"]) == 14
 
 
 def test_optional_packages_are_asked_for(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_optional_packages_are_asked_for(tmp_path: Path) -> None:
     code = """
 import sys
 sys.modules["pyarrow"] = sys.modules["pyarrow.parquet"] = sys.modules["datasets"] = None
-from patchword.data.resolve import find
+from patchword.data.resolve import resolve_dataset
 from patchword.errors import ConfigError
 for reference in sys.argv[1:]:
     try:
-        find(reference)
+        resolve_dataset(reference)
     except ConfigError as error:
         print(error)
 """
@@ -183,7 +183,7 @@ def test_damaged_files_stay_in_and_are_found(pets: Path) -> None:
         (pets / "train" / name).write_bytes(b"junk")
     paint(pets / "train/cat/2.png").write_bytes((pets / "train/cat/0.png").read_bytes()[:50])
     (pets / "train/dog/9.jpg").touch()
-    source = resolve_dataset(str(pets)).parts["train"]
+    source = resolve_dataset(str(pets)).splits["train"]
     assert len(source) == 15
     codes = dict.fromkeys(("cat/1.png", "dog/3.png"), "image_unsupported")
     codes |= {"cat/2.png": "image_damaged", "dog/9.jpg": "image_empty"}
@@ -203,13 +203,13 @@ def test_a_source_in_which_nothing_can_be_read(tmp_path: Path) -> None:
     for i in range(30):
         (tmp_path / f"{'ab'[i % 2]}").mkdir(exist_ok=True)
         (tmp_path / f"{'ab'[i % 2]}/{i}.jpg").write_bytes(b"junk")
-    source = resolve_dataset(str(tmp_path)).parts["train"]
-    with pytest.raises(DataError, match=r"none of the 20 that were tried at random.*\.jpg: "):
+    source = resolve_dataset(str(tmp_path)).splits["train"]
+    with pytest.raises(DataError, match=r"none of the 20 randomly chosen images.*\.jpg: "):
         require_readable(source)
-    with pytest.raises(DataError, match="cannot be read: none of the 2 pictures"):
+    with pytest.raises(DataError, match="cannot be read: none of the 2 images"):
         require_readable(source.subset(np.arange(2)))
-    with pytest.raises(DataError, match="None of the 30 pictures that were tried"):
-        channel_statistics(source, "RGB", (4, 4))
+    with pytest.raises(DataError, match="None of 30 images"):
+        compute_channel_stats(source, "RGB", (4, 4))
     paint(tmp_path / "a/0.jpg")
     require_readable(source.subset(np.arange(20)))  # one in twenty is enough
 
@@ -247,13 +247,13 @@ IMAGES = np.zeros((2, 4, 4, 3), dtype=np.uint8)
         (IMAGES.transpose(0, 3, 1, 2), [0, 1], None, r"not \(2, 3, 4, 4\)"),
         (IMAGES[:, :0], [0, 1], None, r"not \(2, 0, 4, 3\)"),
         (IMAGES[:0], [], None, r"not \(0, 4, 4, 3\)"),
-        (IMAGES, [0, 1, 0], None, r"2 pictures, but targets have the shape \(3,\)"),
-        (IMAGES, [0.0, 1.0], None, "whole numbers"),
+        (IMAGES, [0, 1, 0], None, r"2 images, targets of shape \(3,\)"),
+        (IMAGES, [0.0, 1.0], None, "integer class indices"),
         (IMAGES, [0, -1], None, "smallest is -1"),
-        (IMAGES, [0, 2], ["a", "b"], "3 classes, and the labels 'a', 'b'"),
-        (IMAGES, [0, 1], ["a", "a"], "are not one for each"),
-        (IMAGES, [[0, 1], [2, 0]], None, "zeros and ones"),
-        (IMAGES, [[0, 1], [1, 0]], ["a", "b", "c"], "2 classes, and the labels"),
+        (IMAGES, [0, 2], ["a", "b"], "3 classes, the 2 labels are 'a', 'b'"),
+        (IMAGES, [0, 1], ["a", "a"], "one distinct name per class"),
+        (IMAGES, [[0, 1], [2, 0]], None, "only 0 and 1"),
+        (IMAGES, [[0, 1], [1, 0]], ["a", "b", "c"], "2 classes, the 3 labels"),
     ],
 )
 def test_wrong_arrays(images: np.ndarray, targets: list[int], labels: list[str] | None, message: str) -> None:
@@ -263,12 +263,12 @@ def test_wrong_arrays(images: np.ndarray, targets: list[int], labels: list[str] 
 
 def test_labels_are_matched_by_name() -> None:
     source = from_arrays(np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 0]), ["b", "c", "never used"])
-    assert source.relabelled(["a", "b", "c"]).targets.tolist() == [1, 2, 1]
-    assert source.as_multi_label().relabelled(["c", "b"]).targets.tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert source.relabel(["a", "b", "c"]).targets.tolist() == [1, 2, 1]
+    assert source.as_multi_label().relabel(["c", "b"]).targets.tolist() == [[0, 1], [1, 0], [0, 1]]
     assert source.targets.tolist() == [0, 1, 0]
     assert source.labels[0] == "b"
-    with pytest.raises(DataError, match="The data has classes that the training part lacks: 'c'"):
-        source.relabelled(["a", "b"])
+    with pytest.raises(DataError, match="The data has classes that the training set lacks: 'c'"):
+        source.relabel(["a", "b"])
 
 
 def test_statistics_of_known_pictures(tmp_path: Path) -> None:
@@ -276,21 +276,21 @@ def test_statistics_of_known_pictures(tmp_path: Path) -> None:
     paint(tmp_path / "2.png", (255, 51, 255), size=(30, 5))
     (tmp_path / "3.png").write_bytes(b"junk")
     source = FileSource(["1.png", "2.png", "3.png"], ("x",), np.zeros(3, dtype=np.int64), tmp_path)
-    mean, std = channel_statistics(source, "RGB", (4, 6))
+    mean, std = compute_channel_stats(source, "RGB", (4, 6))
     assert mean == pytest.approx((0.5, 0.2, 1.0))
     assert std == pytest.approx((0.5, 1 / 255, 1 / 255))
-    assert len(channel_statistics(source, "L", (4, 4))[0]) == 1
+    assert len(compute_channel_stats(source, "L", (4, 4))[0]) == 1
 
 
 def test_statistics_agree_with_numpy_and_with_themselves() -> None:
     images = np.random.default_rng(0).integers(0, 256, (300, 5, 4, 3), dtype=np.uint8)
     images[..., 1] //= 2
     source = from_arrays(images, np.arange(300) % 2)
-    mean, std = channel_statistics(source, "RGB", (5, 4))
+    mean, std = compute_channel_stats(source, "RGB", (5, 4))
     np.testing.assert_allclose(mean, images.mean(axis=(0, 1, 2)) / 255, rtol=1e-12)
     np.testing.assert_allclose(std, images.std(axis=(0, 1, 2)) / 255, rtol=1e-12)
-    few = channel_statistics(source, "RGB", (5, 4), limit=50)
-    assert few == channel_statistics(source, "RGB", (5, 4), limit=50)
+    few = compute_channel_stats(source, "RGB", (5, 4), max_images=50)
+    assert few == compute_channel_stats(source, "RGB", (5, 4), max_images=50)
     assert few != (mean, std)
     np.testing.assert_allclose(few[0], mean, atol=0.05)
 
@@ -305,12 +305,12 @@ def test_real_pictures_on_many_threads() -> None:
     assert len(parts.val) == 368
     assert np.bincount(parts.val.targets, minlength=37).min() >= 9
     source = parts.test.subset(np.arange(0, 3669, 60))
-    alone = [np.asarray(source.read(i, mode="RGB", at_least=(32, 32))).sum() for i in range(len(source))]
+    alone = [np.asarray(source.read(i, mode="RGB", min_size=(32, 32))).sum() for i in range(len(source))]
     with ThreadPoolExecutor(8) as pool:
         threaded = list(
-            pool.map(lambda i: np.asarray(source.read(i, mode="RGB", at_least=(32, 32))).sum(), range(len(source)))
+            pool.map(lambda i: np.asarray(source.read(i, mode="RGB", min_size=(32, 32))).sum(), range(len(source)))
         )
     assert alone == threaded
-    mean, std = channel_statistics(parts.train, "RGB", (32, 32), limit=100)
+    mean, std = compute_channel_stats(parts.train, "RGB", (32, 32), max_images=100)
     assert all(0.3 < m < 0.6 for m in mean)
     assert all(0.15 < s < 0.35 for s in std)

@@ -53,7 +53,7 @@ def test_tiny_sets(sizes: list[int], fraction: float, expected: int) -> None:
 
 @pytest.mark.parametrize("targets", [np.array([0]), np.array([0, 1, 2]), np.eye(3, dtype=np.float32)])
 def test_where_no_validation_part_can_be_made(targets: np.ndarray) -> None:
-    with pytest.raises(DataError, match=r"No validation part can be split off . pictures.*data\.val"):
+    with pytest.raises(DataError, match=r"Cannot split a validation set off . training images.*data\.val"):
         stratified_split(targets, 0.5, 0)
 
 
@@ -115,7 +115,7 @@ def pictures(tmp_path: Path) -> Path:
 def test_a_split_is_made_again_from_json(pictures: Path) -> None:
     config = DataConfig(source=str(pictures), val_fraction=0.3)
     first = open_data(config, 5)
-    split = json.loads(json.dumps(first.split))
+    split = json.loads(json.dumps(first.split_info))
     assert split["kind"] == "stratified"
     assert split["seed"] == 5
     assert split["fraction"] == 0.3
@@ -127,16 +127,16 @@ def test_a_split_is_made_again_from_json(pictures: Path) -> None:
         assert other is not None
         assert [one.key(i) for i in range(len(one))] == [other.key(i) for i in range(len(other))]
         assert np.array_equal(one.targets, other.targets)
-    assert again.split == split
+    assert again.split_info == split
     assert set(split["val"]) == {first.val.key(i) for i in range(6)}
 
 
 def test_changed_data_are_refused(pictures: Path) -> None:
     config = DataConfig(source=str(pictures))
-    split = open_data(config, 0).split
+    split = open_data(config, 0).split_info
     added = pictures / "a/added.png"
     Image.new("L", (4, 4)).save(added)
-    with pytest.raises(DataError, match="data have changed since the run began: the part 'train'"):
+    with pytest.raises(DataError, match="data have changed since the run started: the training set"):
         open_data(config, 0, split)
     added.unlink()
     (pictures / "a/00.png").rename(pictures / "b/00.png")
@@ -154,12 +154,12 @@ def test_given_parts_are_watched_too(pictures: Path) -> None:
         Image.new("L", (4, 4)).save(pictures / f"val/{name}/1.png")
     config = DataConfig(source=str(pictures))
     first = open_data(config, 0)
-    assert first.split["kind"] == "given"
-    assert set(first.split["fingerprint"]) == {"train", "val"}
-    assert open_data(config, 1, first.split).split == first.split
+    assert first.split_info["kind"] == "given"
+    assert set(first.split_info["fingerprint"]) == {"train", "val"}
+    assert open_data(config, 1, first.split_info).split_info == first.split_info
     (pictures / "val/b/1.png").unlink()
-    with pytest.raises(DataError, match="the part 'val' has other samples"):
-        open_data(config, 0, first.split)
+    with pytest.raises(DataError, match="the validation set has other samples"):
+        open_data(config, 0, first.split_info)
 
 
 @pytest.mark.parametrize("saved", [{}, {"kind": "stratified", "fingerprint": "x"}])
@@ -167,7 +167,7 @@ def test_a_saved_split_that_says_too_little(saved: dict[str, str]) -> None:
     source = from_arrays(np.zeros((4, 2, 2), dtype=np.uint8), np.array([0, 1, 0, 1]))
     with pytest.raises(DataError, match="no 'fingerprint'"):
         with_validation(DatasetSplits(source), 0.5, 0, saved)
-    with pytest.raises(DataError, match="list 'val' is missing"):
+    with pytest.raises(DataError, match="no list 'val'"):
         apply_split(source, saved)
     with pytest.raises(DataError, match="no longer in the data: 'array 4'"):
         apply_split(source, {"val": ["array 4"]})
@@ -184,7 +184,7 @@ def test_arrays_are_split_as_well() -> None:
         value = parts.val.read(index, mode="L").getpixel((0, 0))
         assert parts.val.key(index) == f"array {value}"
         assert parts.val.targets[index] == value % 4
-    again = with_validation(DatasetSplits(source), 0.25, 4, json.loads(json.dumps(parts.split)))
+    again = with_validation(DatasetSplits(source), 0.25, 4, json.loads(json.dumps(parts.split_info)))
     assert again.val is not None
     assert np.array_equal(again.val.rows, parts.val.rows)
 
@@ -196,8 +196,8 @@ def test_file_names_that_are_no_text(pictures: Path) -> None:
     except OSError:
         pytest.skip("this file system takes only text for names")
     config = DataConfig(source=str(pictures), val_fraction=0.5)
-    seed = next(seed for seed in range(50) if "a/\udcff.png" in open_data(config, seed).split["val"])
-    split = json.loads(json.dumps(open_data(config, seed).split))
+    seed = next(seed for seed in range(50) if "a/\udcff.png" in open_data(config, seed).split_info["val"])
+    split = json.loads(json.dumps(open_data(config, seed).split_info))
     again = open_data(config, seed, split)
     assert again.val is not None
     assert [again.val.key(i) for i in range(10)] == split["val"]

@@ -207,7 +207,9 @@ def _open_url(job: _Job, url: str, offset: int, validator: str | None) -> http.c
     try:
         # A new opener: the shared one keeps the proxies of its first use.
         opener = urllib.request.build_opener()
-        return opener.open(urllib.request.Request(url, headers=headers), timeout=job.timeout)
+        request = urllib.request.Request(url, headers=headers)
+        response: http.client.HTTPResponse = opener.open(request, timeout=job.timeout)
+        return response
     except urllib.error.HTTPError as error:
         error.close()
         reason = f"the server returned {error.code} {error.reason}"

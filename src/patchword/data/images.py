@@ -226,7 +226,8 @@ def _check_num_scans(file: BinaryIO) -> None:
 
 def _orientation(image: Image.Image) -> int:
     try:
-        return image.getexif().get(_ORIENTATION_TAG, 1)
+        orientation: int = image.getexif().get(_ORIENTATION_TAG, 1)
+        return orientation
     except Exception:  # damaged metadata is no reason to refuse the image; Pillow raises many types
         return 1
 

@@ -51,6 +51,7 @@ class BalancedSampler(ShuffledSampler):
         round_robin = np.arange(self.num_samples) % len(self.members)
         classes = round_robin[permutation(self.seed, epoch, self.num_samples)]
         draws = uniform(keys(self.seed, epoch, np.arange(self.num_samples)), "balanced")[:, 0]
-        sizes = np.array([len(indices) for indices in self.members])
+        sizes = np.array([len(members) for members in self.members])
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        return np.concatenate(self.members)[starts[classes] + (draws * sizes[classes]).astype(np.int64)]
+        indices: np.ndarray = np.concatenate(self.members)[starts[classes] + (draws * sizes[classes]).astype(np.int64)]
+        return indices

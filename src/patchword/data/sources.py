@@ -101,7 +101,7 @@ class FileSource(Source):
         self.root = str(root)
 
     def key(self, index: int) -> str:
-        return self.paths[self.rows[index]]
+        return self.paths[int(self.rows[index])]
 
     def name(self, index: int) -> str:
         return os.path.join(self.root, self.key(index))
@@ -209,7 +209,7 @@ def _check_targets(targets: np.ndarray, num_images: int) -> int:
     if targets.ndim == 2:
         if not np.isin(targets, (0, 1)).all():
             raise DataError("Two-dimensional targets must contain only 0 and 1: one column per class.")
-        return targets.shape[1]
+        return int(targets.shape[1])
     if not np.issubdtype(targets.dtype, np.integer):
         raise DataError(f"targets must be integer class indices, not {targets.dtype}.")
     if targets.min() < 0:

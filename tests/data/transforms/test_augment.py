@@ -19,9 +19,9 @@ from patchword.config.presets import augmentation
 from patchword.data.keyed_rng import keys, uniform
 from patchword.data.transforms import image_ops as op
 from patchword.data.transforms.augment import augment
-from patchword.data.transforms.crop import crop_boxes, crop_resized
-from patchword.data.transforms.mixup import lent, mix
-from patchword.data.transforms.randaugment import OPERATIONS, operate, randaugment
+from patchword.data.transforms.crop import sample_crop_boxes, crop_and_resize
+from patchword.data.transforms.mixup import sample_mixing_weights, mix_batch
+from patchword.data.transforms.randaugment import OPS, apply_op, randaugment
 from patchword.errors import ConfigError
 
 LEAST_P = 1e-4
@@ -71,7 +71,7 @@ TONES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "invert": lambda image, level: ImageOps.invert(image),
     "posterize": lambda image, level: ImageOps.posterize(image, min(int(level * 4), 8)),
     "solarize": lambda image, level: ImageOps.solarize(image, int(level * 256)),
-    "colour": lambda image, level: ImageEnhance.Color(image).enhance(0.1 + 1.8 * level),
+    "color": lambda image, level: ImageEnhance.Color(image).enhance(0.1 + 1.8 * level),
     "contrast": lambda image, level: ImageEnhance.Contrast(image).enhance(0.1 + 1.8 * level),
     "brightness": lambda image, level: ImageEnhance.Brightness(image).enhance(0.1 + 1.8 * level),
     "sharpness": lambda image, level: ImageEnhance.Sharpness(image).enhance(0.1 + 1.8 * level),
@@ -91,7 +91,7 @@ MOVES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
 @pytest.mark.parametrize("name", TONES)
 def test_tones_are_pillows_to_the_bit(name: str, magnitude: float, channels: int) -> None:
     for pictures in (photographs(channels=channels), oddities(channels)):
-        ours = operate(name, pictures, magnitude, np.zeros((len(pictures), 3)))
+        ours = apply_op(name, pictures, magnitude, np.zeros((len(pictures), 3)))
         np.testing.assert_array_equal(ours, by_pillow(pictures, lambda image: TONES[name](image, magnitude / 10)))
 
 
@@ -102,31 +102,31 @@ def test_tones_are_pillows_to_the_bit(name: str, magnitude: float, channels: int
 def test_moves_are_pillows(name: str, magnitude: float, direction: int, channels: int) -> None:
     pictures = photographs(64, channels)[:, :50]
     draws = np.full((len(pictures), 3), 0.2 if direction < 0 else 0.8)
-    ours = operate(name, pictures, magnitude, draws)
+    ours = apply_op(name, pictures, magnitude, draws)
     theirs = by_pillow(pictures, lambda image: MOVES[name](image, direction * magnitude / 10))
     # Pillow counts in steps of 1/65536 of a pixel, so a few pixels fall on the other side of a border.
     assert (ours != theirs).any(axis=3).mean() < 0.005
 
 
 def test_every_operation_has_an_oracle() -> None:
-    assert {*TONES, *MOVES, "cutout"} == set(OPERATIONS)
+    assert {*TONES, *MOVES, "cutout"} == set(OPS)
     with pytest.raises(ValueError, match="no operation 'smear'"):
-        operate("smear", photographs(), 10, np.zeros((8, 3)))
+        apply_op("smear", photographs(), 10, np.zeros((8, 3)))
 
 
 def test_magnitude_0_is_as_strong_as_augregs() -> None:
     pictures, draws = photographs(), np.zeros((8, 3))
-    assert not operate("posterize", pictures, 0, draws).any()
-    np.testing.assert_array_equal(operate("solarize", pictures, 0, draws), 255 - pictures)
+    assert not apply_op("posterize", pictures, 0, draws).any()
+    np.testing.assert_array_equal(apply_op("solarize", pictures, 0, draws), 255 - pictures)
 
 
 @pytest.mark.parametrize("size, side", [(224, 120), (32, 17)])
 def test_cutout_of_randaugment_scales_with_the_picture(size: int, side: int) -> None:
     picture = np.zeros((1, size, size, 3), np.uint8)
-    middle = operate("cutout", picture, 15, np.full((1, 3), 0.5))
-    assert (middle == op.GREY).sum() == side * side * 3
-    corner = operate("cutout", picture, 15, np.zeros((1, 3)))
-    assert (corner == op.GREY).sum() == (side - side // 2) ** 2 * 3
+    middle = apply_op("cutout", picture, 15, np.full((1, 3), 0.5))
+    assert (middle == op.FILL_VALUE).sum() == side * side * 3
+    corner = apply_op("cutout", picture, 15, np.zeros((1, 3)))
+    assert (corner == op.FILL_VALUE).sum() == (side - side // 2) ** 2 * 3
 
 
 def test_operations_are_chosen_equally_often_and_independently() -> None:
@@ -134,7 +134,7 @@ def test_operations_are_chosen_equally_often_and_independently() -> None:
     same = np.zeros((1, 3))
     tones = [name for name in TONES if name != "solarize"]  # at 10 it changes nothing
     results = randaugment(np.repeat(picture, 16_000, axis=0), 1, 10, keys(0, 0, np.arange(16_000)))
-    counts = [(results == operate(name, picture, 10, same)).all(axis=(1, 2, 3)).sum() for name in tones]
+    counts = [(results == apply_op(name, picture, 10, same)).all(axis=(1, 2, 3)).sum() for name in tones]
     assert (
         stats.chisquare([*counts, 16_000 - sum(counts)], [*[1000] * len(tones), 16_000 - 1000 * len(tones)]).pvalue
         > LEAST_P
@@ -149,13 +149,13 @@ def test_operations_are_chosen_equally_often_and_independently() -> None:
 def test_directions_are_fair() -> None:
     picture = np.zeros((1, 8, 8, 1), np.uint8)
     results = randaugment(np.repeat(picture, 16_000, axis=0), 1, 10, keys(1, 0, np.arange(16_000)))
-    right = (results[:, :, -1] == op.GREY).all(axis=(1, 2)) & (results[:, :, 0] == 0).all(axis=(1, 2))
-    left = (results[:, :, 0] == op.GREY).all(axis=(1, 2)) & (results[:, :, -1] == 0).all(axis=(1, 2))
+    right = (results[:, :, -1] == op.FILL_VALUE).all(axis=(1, 2)) & (results[:, :, 0] == 0).all(axis=(1, 2))
+    left = (results[:, :, 0] == op.FILL_VALUE).all(axis=(1, 2)) & (results[:, :, -1] == 0).all(axis=(1, 2))
     assert right.sum() > 400
     assert left.sum() > 400
     assert abs(right.sum() - left.sum()) < 4 * math.sqrt(right.sum() + left.sum())
     twice = randaugment(np.repeat(picture, 16_000, axis=0), 2, 10, keys(1, 0, np.arange(16_000)))
-    emptied = (twice == op.GREY).all(axis=(1, 2, 3)).sum()  # moved the same way twice, along one axis or the other
+    emptied = (twice == op.FILL_VALUE).all(axis=(1, 2, 3)).sum()  # moved the same way twice, along one axis or the other
     assert emptied == pytest.approx(2 * 16_000 / 16**2 / 2, abs=30)
 
 
@@ -226,7 +226,7 @@ def test_shift_is_uniform_and_fills_with_zeros() -> None:
     assert stats.chisquare(counts).pvalue > LEAST_P
 
 
-def test_colour_changes_like_pillow() -> None:
+def test_color_changes_like_pillow() -> None:
     pictures, names = photographs(), keys(0, 0, np.arange(8))
     factors = 1 + 0.4 * (2 * uniform(names, "colour", 3) - 1)
     theirs = []
@@ -238,7 +238,7 @@ def test_colour_changes_like_pillow() -> None:
     np.testing.assert_array_equal(ours.numpy(), np.stack(theirs))
 
 
-def test_colour_is_uniform() -> None:
+def test_color_is_uniform() -> None:
     grey = torch.full((5000, 1, 1, 3), 150, dtype=torch.uint8)  # contrast and saturation leave it as it is
     result = augment(grey, AugmentConfig(color_jitter=0.5), keys(0, 0, np.arange(5000))).numpy()[:, 0, 0, 0]
     assert result.min() >= 75
@@ -250,7 +250,7 @@ def test_colour_is_uniform() -> None:
 def test_cutout_blanks_a_square() -> None:
     images = torch.zeros(4000, 20, 20, 3, dtype=torch.uint8)
     result = augment(images, AugmentConfig(cutout=0.4), keys(0, 0, np.arange(4000))).numpy()
-    blank = (result == op.GREY).all(axis=3)
+    blank = (result == op.FILL_VALUE).all(axis=3)
     assert (result[~blank] == 0).all()
     rows, columns = blank.any(axis=2).sum(axis=1), blank.any(axis=1).sum(axis=1)
     np.testing.assert_array_equal(blank.sum(axis=(1, 2)), rows * columns)
@@ -301,19 +301,19 @@ def test_crop_boxes_are_those_of_a_plain_loop() -> None:
     sizes = np.random.default_rng(0).integers(1, 400, (2, 500))
     sizes[:, :50] = np.random.default_rng(1).integers(1, 9, (2, 50))
     names = keys(0, 0, np.arange(500))
-    boxes = crop_boxes(config, names, *sizes)
+    boxes = sample_crop_boxes(config, names, *sizes)
     draws = uniform(names, "crop", 40).tolist()
     plain = [plain_crop(d, config, h, w) for d, h, w in zip(draws, *sizes.tolist(), strict=True)]
     assert boxes.dtype == np.int64
     np.testing.assert_array_equal(boxes, plain)
-    alone = np.concatenate([crop_boxes(config, names[i : i + 1], *sizes[:, i : i + 1]) for i in range(500)])
+    alone = np.concatenate([sample_crop_boxes(config, names[i : i + 1], *sizes[:, i : i + 1]) for i in range(500)])
     np.testing.assert_array_equal(boxes, alone)
 
 
 def test_crop_boxes_have_the_right_distribution() -> None:
     config = AugmentConfig(crop="resized", scale=(0.1, 0.4), ratio=(0.5, 2.0))
     count, side = 20_000, 4000  # so small parts always fit, and rounding does not matter
-    left, top, right, bottom = crop_boxes(config, keys(0, 0, np.arange(count)), *np.full((2, count), side)).T
+    left, top, right, bottom = sample_crop_boxes(config, keys(0, 0, np.arange(count)), *np.full((2, count), side)).T
     assert min(left.min(), top.min()) >= 0
     assert max(right.max(), bottom.max()) <= side
     rows, columns = bottom - top, right - left
@@ -328,7 +328,7 @@ def test_crop_boxes_have_the_right_distribution() -> None:
 
 
 def test_crop_of_a_very_narrow_picture_is_its_centre() -> None:
-    boxes = crop_boxes(
+    boxes = sample_crop_boxes(
         AugmentConfig(crop="resized"), keys(0, 0, np.arange(2)), np.array([1, 1000]), np.array([1000, 3])
     )
     assert boxes.tolist() == [[499, 0, 500, 1], [0, 498, 3, 502]]
@@ -337,19 +337,19 @@ def test_crop_of_a_very_narrow_picture_is_its_centre() -> None:
 def test_crop_resized() -> None:
     photograph = Image.fromarray(load_sample_images().images[0])
     box = np.array([100, 50, 420, 290])
-    pixels = crop_resized(photograph, box, (60, 80), "bicubic")
+    pixels = crop_and_resize(photograph, box, (60, 80), "bicubic")
     assert pixels.shape == (60, 80, 3)
     assert pixels.dtype == np.uint8
     assert pixels.flags.writeable
     cut = np.array(photograph.crop((100, 50, 420, 290)).resize((80, 60), Image.Resampling.BICUBIC))
     # At the edges the filter looks beyond the box here, and cannot there.
     np.testing.assert_array_equal(pixels[3:-3, 3:-3], cut[3:-3, 3:-3])
-    assert crop_resized(photograph.convert("L"), box, (60, 80), "bilinear").shape == (60, 80, 1)
+    assert crop_and_resize(photograph.convert("L"), box, (60, 80), "bilinear").shape == (60, 80, 1)
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.8, 1.0, 5.0, 100.0])
 def test_shares_follow_a_beta_distribution(alpha: float) -> None:
-    _, shares = lent(AugmentConfig(mixup=alpha), keys(0, 0, np.arange(20_000)), 8, 8)
+    _, shares = sample_mixing_weights(AugmentConfig(mixup=alpha), keys(0, 0, np.arange(20_000)), 8, 8)
     assert shares.mean() == pytest.approx(0.5, abs=4 * shares.std() / math.sqrt(20_000))
     assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
     if alpha >= 0.2:  # below, much of the distribution lies nearer to 1 than a number can
@@ -368,7 +368,7 @@ MIXES = [AugmentConfig(mixup=0.8), AugmentConfig(cutmix=1.0), AugmentConfig(mixu
 @pytest.mark.parametrize("config", MIXES)
 def test_labels_are_mixed_as_pixels_are(config: AugmentConfig) -> None:
     before, labels = black_and_white(500)
-    images, targets = mix(before, labels, config, keys(0, 0, np.arange(1000)))
+    images, targets = mix_batch(before, labels, config, keys(0, 0, np.arange(1000)))
     assert images.data_ptr() == before.data_ptr()
     assert targets.data_ptr() == labels.data_ptr()
     torch.testing.assert_close(images.mean((1, 2, 3)), targets[:, 1], atol=1e-5, rtol=0)
@@ -378,7 +378,7 @@ def test_labels_are_mixed_as_pixels_are(config: AugmentConfig) -> None:
 
 
 def test_cutmix_exchanges_boxes() -> None:
-    images, targets = mix(*black_and_white(4000), AugmentConfig(cutmix=1.0), keys(0, 0, np.arange(8000)))
+    images, targets = mix_batch(*black_and_white(4000), AugmentConfig(cutmix=1.0), keys(0, 0, np.arange(8000)))
     lent_pixels = images[0::2, 0]
     assert set(lent_pixels.unique().tolist()) == {0.0, 1.0}
     rows, columns = lent_pixels.amax(2).sum(1), lent_pixels.amax(1).sum(1)
@@ -392,7 +392,7 @@ def test_cutmix_exchanges_boxes() -> None:
 
 
 def test_each_pair_mixes_one_way_by_a_fair_coin() -> None:
-    images, _ = mix(*black_and_white(2000), AugmentConfig(mixup=1.0, cutmix=1.0), keys(0, 0, np.arange(4000)))
+    images, _ = mix_batch(*black_and_white(2000), AugmentConfig(mixup=1.0, cutmix=1.0), keys(0, 0, np.arange(4000)))
     cut = ((images[0::2] == 0) | (images[0::2] == 1)).flatten(1).all(1)
     assert cut.sum() == pytest.approx(1000, abs=90)
     assert (images[0::2][~cut].flatten(1).std(1) == 0).all()  # the others are one even grey
@@ -407,10 +407,10 @@ def test_mixing_does_not_depend_on_how_a_batch_is_divided(config: AugmentConfig,
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole = mix(images.clone(), targets.clone(), config, names)
+        whole = mix_batch(images.clone(), targets.clone(), config, names)
         for size in (2, 6, 14):
             parts = [
-                mix(images[i : i + size].clone(), targets[i : i + size].clone(), config, names[i : i + size])
+                mix_batch(images[i : i + size].clone(), targets[i : i + size].clone(), config, names[i : i + size])
                 for i in range(0, 31, size)
             ]
             assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
@@ -424,7 +424,7 @@ def test_mixing_does_not_depend_on_how_a_batch_is_divided(config: AugmentConfig,
 
 def test_without_mixing_nothing_changes() -> None:
     images, targets = black_and_white(2)
-    mixed = mix(images, targets, AugmentConfig(), keys(0, 0, np.arange(4)))
+    mixed = mix_batch(images, targets, AugmentConfig(), keys(0, 0, np.arange(4)))
     assert mixed[0] is images
     assert mixed[1] is targets
     torch.testing.assert_close(images, black_and_white(2)[0], rtol=0, atol=0)
@@ -434,7 +434,7 @@ def test_without_mixing_nothing_changes() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_batch_without_pairs_stays(config: AugmentConfig, count: int) -> None:
     images, targets = (batch[1 : 1 + count].clone() for batch in black_and_white(1))
-    mix(images, targets, config, keys(0, 0, np.arange(count)))
+    mix_batch(images, targets, config, keys(0, 0, np.arange(count)))
     assert images.shape == (count, 3, 16, 24)
     assert (images == 1).all()
     assert (targets == torch.tensor([0.0, 1.0])).all()

@@ -58,7 +58,8 @@ def _flip_and_shift(images: np.ndarray, flipped: np.ndarray, shift_limit: float,
     lines = padded.reshape(count, height + 2 * pad_y, (width + 2 * pad_x) * channels)
     windows = sliding_window_view(lines, (height, width * channels), axis=(1, 2))  # a view, without a copy
     top, left = np.floor(draws * (2 * pad_y + 1, 2 * pad_x + 1)).astype(int).T
-    return windows[np.arange(count), top, left * channels].reshape(images.shape)
+    shifted: np.ndarray = windows[np.arange(count), top, left * channels].reshape(images.shape)
+    return shifted
 
 
 def _jitter_color(images: np.ndarray, limit: float, draws: np.ndarray) -> None:

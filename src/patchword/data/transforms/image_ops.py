@@ -137,7 +137,8 @@ def _affine(images: np.ndarray, right: Axis, down: Axis) -> np.ndarray:
     source = (rows.astype(np.intp) + first_rows) * width + columns.astype(np.intp)
     source[~inside] = count * height * width  # index of the fill pixel
     pixels = np.concatenate([images.reshape(-1, channels), np.full((1, channels), FILL_VALUE, np.uint8)])
-    return pixels.take(source.reshape(-1), axis=0).reshape(images.shape)
+    result: np.ndarray = pixels.take(source.reshape(-1), axis=0).reshape(images.shape)
+    return result
 
 
 def _grayscale(images: np.ndarray) -> np.ndarray:
@@ -166,4 +167,5 @@ def _offsets(images: np.ndarray) -> np.ndarray:
 
 def _apply_tables(images: np.ndarray, tables: np.ndarray) -> np.ndarray:
     """Look up each value in the table of its image and channel: uint8, N * C * 256 entries in total."""
-    return tables.reshape(-1).take(images + _offsets(images))
+    result: np.ndarray = tables.reshape(-1).take(images + _offsets(images))
+    return result

@@ -53,11 +53,12 @@ def _box_interval(area: np.ndarray, center: np.ndarray, length: int) -> np.ndarr
     num_pixels = np.floor(np.sqrt(area) * length)
     start = (np.floor(center * length) - num_pixels // 2)[:, None]
     positions = np.arange(length)
-    return (positions >= start) & (positions < start + num_pixels[:, None])
+    inside: np.ndarray = (positions >= start) & (positions < start + num_pixels[:, None])
+    return inside
 
 
 def _mix_pairs(batch: torch.Tensor, weights: np.ndarray) -> None:
     """Interpolate both samples of each pair towards the other, in place; `weights` broadcast to (N, 2, ...)."""
     weight = torch.from_numpy(weights.astype(np.float32)).to(batch.device)
-    pairs = batch[: 2 * len(weight)].unflatten(0, (len(weight), 2))
+    pairs = batch[: 2 * len(weight)].view(len(weight), 2, *batch.shape[1:])
     pairs.lerp_(pairs.flip(1), weight)  # lerp is exact at 0 and at 1
