@@ -1,6 +1,7 @@
 """Pictures made worse: each way at each severity, and what is left of a real model's accuracy."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -11,27 +12,25 @@ from sklearn.datasets import load_sample_image
 
 from helpers.command import run
 from patchword.checkpoints import read_checkpoint, write_checkpoint
-from patchword.evaluation.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupted
-from patchword.evaluation.evaluate import labeled_images
-from patchword.evaluation.robustness import robustness
-import itertools
+from patchword.evaluation.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, corrupt
+from patchword.evaluation.robustness import measure_robustness
 
 PHOTO = np.asarray(Image.fromarray(load_sample_image("china.jpg")).resize((96, 64)))
 SMALL = np.asarray(Image.fromarray(load_sample_image("flower.jpg")).resize((32, 32)))
 
 
 def damage(pixels: np.ndarray, name: str, severity: int) -> float:
-    worse = corrupted(pixels, name, severity, seed=1)
+    worse = corrupt(pixels, name, severity, seed=1)
     return float(np.abs(worse.astype(float) - pixels).mean())
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("pixels", [PHOTO, SMALL], ids=["photo", "small"])
 def test_each_is_worse_by_severity_and_the_same_again(name: str, pixels: np.ndarray) -> None:
-    worse = corrupted(pixels, name, 3, seed=7)
+    worse = corrupt(pixels, name, 3, seed=7)
     assert worse.shape == pixels.shape
     assert worse.dtype == np.uint8
-    assert np.array_equal(worse, corrupted(pixels, name, 3, seed=7))
+    assert np.array_equal(worse, corrupt(pixels, name, 3, seed=7))
     damages = [damage(pixels, name, severity) for severity in SEVERITIES]
     assert damages[0] > 0.5, "the mildest can be measured"
     if name != "saturation":  # fades at first, then glares
@@ -42,14 +41,12 @@ def test_each_is_worse_by_severity_and_the_same_again(name: str, pixels: np.ndar
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_one_channel_and_the_tiniest_picture(name: str) -> None:
     for pixels in (PHOTO[:, :, :1], SMALL[:1, :1], SMALL[:3, :9, :1]):
-        assert corrupted(pixels, name, 5, seed=0).shape == pixels.shape
+        assert corrupt(pixels, name, 5, seed=0).shape == pixels.shape
 
 
 def test_random_ones_differ_from_picture_to_picture() -> None:
     for each in FAMILIES["noise"]:
-        assert not np.array_equal(
-            corrupted(PHOTO, each.__name__, 2, seed=0), corrupted(PHOTO, each.__name__, 2, seed=1)
-        )
+        assert not np.array_equal(corrupt(PHOTO, each.__name__, 2, seed=0), corrupt(PHOTO, each.__name__, 2, seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +64,19 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_robustness_counts_what_can_be_read(photos: Path) -> None:
     from patchword.inference.classifier import Classifier
+    from patchword.inference.inputs import resolve_labeled_images
 
     classifier = Classifier.load("patchword:cifar10")
-    pictures = labeled_images(photos)
-    found = robustness(classifier, pictures)
+    pictures = resolve_labeled_images(photos)
+    found = measure_robustness(classifier, pictures)
     assert found.n == 8
     assert set(found.accuracy) == set(CORRUPTIONS)
-    said = [classifier(each.picture).label == each.label for each in pictures if "broken" not in each.name]  # type: ignore[arg-type]
+    said = [classifier(each.image).label == each.label for each in pictures if "broken" not in each.name]  # type: ignore[arg-type]
     assert found.clean == np.mean(said)
-    pixels = [classifier.pixels(each.picture).numpy() for each in pictures if "broken" not in each.name]  # type: ignore[arg-type]
+    pixels = [classifier.pixels(each.image).numpy() for each in pictures if "broken" not in each.name]  # type: ignore[arg-type]
     labels = [each.label for each in pictures if "broken" not in each.name]
     seeds = [i for i, each in enumerate(pictures) if "broken" not in each.name]
-    worse = [Image.fromarray(corrupted(p, "fog", 4, seed)) for p, seed in zip(pixels, seeds, strict=True)]
+    worse = [Image.fromarray(corrupt(p, "fog", 4, seed)) for p, seed in zip(pixels, seeds, strict=True)]
     expected = np.mean([classifier(w).label == label for w, label in zip(worse, labels, strict=True)])
     assert found.accuracy["fog"][3] == expected
     assert found.families()["blur"][1] == pytest.approx(
@@ -104,7 +102,7 @@ def test_the_command_writes_a_page(photos: Path, tmp_path: Path) -> None:
     assert "https://" not in page
     again = run("evaluate", "patchword:cifar10", photos, "--out", out)
     assert again.returncode == 2
-    assert "exists already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_several_labels_from_a_table(photos: Path, tmp_path: Path) -> None:

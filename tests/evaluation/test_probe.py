@@ -15,10 +15,16 @@ from helpers.command import run
 from helpers.model_zoo import RESNETS, VITS, make_checkpoint
 from patchword.data.resolve import resolve_dataset
 from patchword.errors import ConfigError, DataError
-from patchword.evaluation import fit_best_logistic as logistic
-from patchword.evaluation.frozen_features import extract_features, cache_path, read_layer
+from patchword.evaluation import logistic_probe as logistic
+from patchword.evaluation.frozen_features import cache_path, extract_features, read_layer
 from patchword.evaluation.knn_probe import knn_accuracies, weighted_votes
-from patchword.evaluation.logistic_probe import PENALTIES, LogisticModel, fit_best_logistic, recalled, refitted
+from patchword.evaluation.logistic_probe import (
+    PENALTIES,
+    LogisticModel,
+    fit_best_logistic,
+    init_from_head,
+    refit_logistic,
+)
 from patchword.evaluation.probe import probe
 from patchword.evaluation.ridge_probe import RidgeProbe, sample_shots
 from patchword.inference.classifier import Encoder
@@ -71,10 +77,12 @@ def test_logistic_regression_is_scikit_learn_s() -> None:
     asked = (held.double().numpy() - raw.mean(axis=0)) / raw.std(axis=0, ddof=1)
     mine = found.scores(held).softmax(dim=1).numpy()
     np.testing.assert_allclose(mine, other.predict_proba(asked), atol=5e-3)
-    again = refitted(x, y, 5, found.penalty)
+    again = refit_logistic(x, y, 5, found.penalty)
     assert again.penalty == found.penalty
     assert torch.equal(again.weight, found.weight)
-    losses = [float(torch.nn.functional.cross_entropy(refitted(x, y, 5, p).scores(held), held_y)) for p in PENALTIES]
+    losses = [
+        float(torch.nn.functional.cross_entropy(refit_logistic(x, y, 5, p).scores(held), held_y)) for p in PENALTIES
+    ]
     assert PENALTIES[int(np.argmin(losses))] == found.penalty, "chosen on the pictures held out"
 
 
@@ -86,7 +94,7 @@ def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
         return x + 5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), y
 
     (x, y), (held, held_y), (many, many_y) = blurred(20, 0), blurred(400, 1), blurred(4000, 2)
-    known = refitted(many, many_y, 5, 1e-3)
+    known = refit_logistic(many, many_y, 5, 1e-3)
     others = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).double() / 8
     old = LogisticModel(
         torch.cat([others, known.weight.flip(1)], 1), torch.cat([torch.zeros(3).double() - 9, known.bias.flip(0)])
@@ -101,15 +109,15 @@ def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
         torch.randn(64, 8, generator=torch.Generator().manual_seed(1)).double(), torch.zeros(8).double()
     )
     kept = fit_best_logistic(x, y, held, held_y, 5, ignorant)
-    assert not kept.from_head and torch.equal(kept.weight, plain.weight), "one that knows nothing is not recalled"
+    assert not kept.from_head and torch.equal(kept.weight, plain.weight), "one that knows nothing is not init_from_head"
 
 
 def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     (x, y), (held, held_y) = clouds(60, 16), clouds(200, 16, seed=1)
     x, held = (t + 3 * torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for t in (x, held))
     penalties: list[float] = []
-    fit = logistic.fitted
-    monkeypatch.setattr(logistic, "fitted", lambda *given: (penalties.append(given[-1]), fit(*given))[1])
+    fit = logistic.fit_logistic
+    monkeypatch.setattr(logistic, "fit_logistic", lambda *given: (penalties.append(given[-1]), fit(*given))[1])
     found = fit_best_logistic(x, y, held, held_y, 5)
     assert penalties == list(PENALTIES[: PENALTIES.index(found.penalty) + 2])
     assert len(penalties) < len(PENALTIES)
@@ -125,7 +133,7 @@ def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None
     y[y == 4] = 3  # a class without a picture begins at nothing
     old = LogisticModel(torch.randn(8, 7).double(), torch.randn(7).double())
     taken = old.scores(x).softmax(1)
-    found = recalled(x, y, 5, old)
+    found = init_from_head(x, y, 5, old)
     for k in range(4):
         share = taken[y == k].mean(0)
         torch.testing.assert_close(found.weight[:, k], old.weight @ share)
@@ -140,7 +148,7 @@ def test_shots_are_of_every_class_and_depend_on_the_seed() -> None:
     assert np.bincount(targets[chosen]).tolist() == [4, 4, 4]
     assert len(set(chosen)) == 12
     assert not np.array_equal(chosen, sample_shots(targets, 4, seed=2))
-    with pytest.raises(DataError, match="Class 1 has only 5"):
+    with pytest.raises(DataError, match="Class 1 has 5"):
         sample_shots(targets, 6, seed=0)
 
 
@@ -167,7 +175,7 @@ def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatc
     with torch.inference_mode():
         torch.testing.assert_close(first[3:4], encoder.model.embed_images(picture))
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "each", lambda *_: pytest.fail("computed again"))
+        patch.setattr(Encoder, "map_images", lambda *_: pytest.fail("computed again"))
         assert torch.equal(extract_features(encoder, source), first)
     place = cache_path(encoder, source, None)
     assert place is not None
@@ -185,7 +193,7 @@ def test_features_that_cannot_be_kept_are_still_computed(
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
     source = resolve_dataset(str(photos)).splits["train"]
     assert len(extract_features(Encoder(make_checkpoint(VITS["class"])), source)) == len(source)
-    assert "not kept" in capsys.readouterr().err
+    assert "not cached" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_read_is_named(photos: Path) -> None:
@@ -210,19 +218,19 @@ def test_layers(name: str) -> None:
 def test_a_resnet_has_no_layers(photos: Path) -> None:
     model = make_checkpoint(next(iter(RESNETS.values())))
     assert probe(model, str(photos), shots=(5,)).logistic == 1.0
-    with pytest.raises(ConfigError, match="Only a ViT has blocks"):
+    with pytest.raises(ConfigError, match="needs a ViT"):
         probe(model, str(photos), layer=0)
 
 
 def test_colours_are_told_apart_without_training(photos: Path) -> None:
     found = probe(make_checkpoint(VITS["average"]), str(photos), shots=(1, 5, 50), seeds=3)
-    assert set(found.few_shot) == {1, 5} and found.left_out == (50,), "no class has fifty pictures"
+    assert set(found.few_shot) == {1, 5} and found.skipped_shots == (50,), "no class has fifty pictures"
     assert found.train == 24
     assert found.test == 12
     assert found.classes == 2
     assert np.mean(found.few_shot[5]) >= 0.9
     assert found.logistic == 1.0
-    assert found.neighbours[1] == 1.0
+    assert found.knn[1] == 1.0
 
 
 def test_the_command_on_real_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

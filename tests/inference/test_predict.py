@@ -110,7 +110,7 @@ def test_a_table_resumes_after_an_interrupt(folder: Path, tmp_path: Path) -> Non
     assert mismatch.value.code == "table_mismatch"
     written = write_prediction_table(classifier, images, 2, table)
     assert written.num_resumed == 6
-    rows = list(csv.DictReader(table.open()))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [row["path"] for row in rows] == [image.name for image in images]
     assert len([row for row in rows if row["error"]]) == 1 == len(written.unreadable) + written.num_resumed_unreadable
     assert not list(tmp_path.glob("*.partial*"))
