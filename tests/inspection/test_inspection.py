@@ -575,7 +575,8 @@ def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path
         assert each.caption.endswith(".")
         assert each.draw is None or each.arrays
     if isinstance(config, ResNetConfig):
-        tokens = {"attention_distance", "walk", "heads", "norms", "similarity", "colors"}
+        without = {"filters", "positions", "methods", "classes", "trust", "faithfulness"}
+        tokens = set(NAMES) - without
         assert absent == {"positions"} | tokens
     elif not config.depth:
         assert absent == set(names) - {"filters", "positions"}
