@@ -575,8 +575,8 @@ def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path
         assert each.caption.endswith(".")
         assert each.draw is None or each.arrays
     if isinstance(config, ResNetConfig):
-        without = {"filters", "positions", "methods", "classes", "trust", "faithfulness"}
-        tokens = set(NAMES) - without
+        drawn = {"filters", "positions", "explanations", "classes", "trust", "faithfulness"}
+        tokens = set(NAMES) - drawn
         assert absent == {"positions"} | tokens
     elif not config.depth:
         assert absent == set(names) - {"filters", "positions"}
