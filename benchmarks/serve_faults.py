@@ -63,7 +63,7 @@ async def closed_loop(address: tuple[str, int], request: bytes, seconds: float) 
 
 
 async def overload(model: str, request: bytes, seconds: float) -> dict[str, Any]:
-    server = RunningServer(model, "--queue", "64")
+    server = RunningServer(model, "--queue-size", "64")
     calm = await closed_loop(server.address, request, 10)
     capacity = len(calm) / 10
     results: list[tuple[int, float, dict[str, str]]] = []

@@ -143,7 +143,7 @@ def main() -> None:
     head = "POST /v1/predict?top=1 HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: "
     requests = [f"{head}{len(data)}\r\n\r\n".encode() + data for data in (file.read_bytes() for file in files)]
     results: dict[str, Any] = {}
-    for name, options in (("batching", ()), ("without batching", ("--batch", "1"))):
+    for name, options in (("batching", ()), ("without batching", ("--batch-size", "1"))):
         results[name] = load(args.model, requests, args.seconds, args.clients, *options)
         responses = results[name].pop("responses")
         results[name]["requests"] = len(responses)
