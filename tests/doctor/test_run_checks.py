@@ -32,7 +32,7 @@ def killed_run(run: Path, step: int) -> Path:
 
 
 def only_finding(run: Path) -> Finding:
-    (finding,) = [finding for finding in examine_run(run) if "patches" not in finding.message]
+    (finding,) = [finding for finding in examine_run(run) if "checkpoint" in finding.message.lower()]
     return finding
 
 

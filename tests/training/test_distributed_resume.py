@@ -15,6 +15,7 @@ from helpers.runs import (
     ENVIRONMENT,
     PATIENCE,
     Nursery,
+    at,
     end_of,
     ended,
     leftovers,
@@ -27,7 +28,7 @@ from helpers.runs import (
 )  # fmt: skip
 from patchword.config import Config, DataConfig, DistillConfig, OptimConfig
 from patchword.errors import ConfigError
-from patchword.training import train
+from patchword.training import resume, train
 
 STEPS = 20
 AVERAGE = Path(__file__).parents[1] / "helpers/averaged_gradients.py"
@@ -151,9 +152,7 @@ def test_resume_auto(nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path)
     """The same command, typed again and again: it starts, resumes, and finds nothing left to do."""
     run, reference = tmp_path / "run", undisturbed(1, "plain")
     recipe = reference.with_name("recipe.py")
-    child = nursery.run("train", recipe, "--out", run, "--resume", "auto")
-    assert until(lambda: any((run / "checkpoints").glob("step-*")))
-    child.signal(signal.SIGTERM)
+    child = nursery.run("train", recipe, "--out", run, "--resume", "auto", **at(STEPS // 2, signal.SIGTERM))
     assert child.wait() == 143, child.output()
     again = nursery.run("train", recipe, "--out", run, "--resume", "auto")
     assert again.wait() == 0 and ", resumed at step " in again.output(), again.output()
@@ -205,3 +204,35 @@ def test_precision_that_was_chosen_stays(tmp_path: Path) -> None:
         outcome = train(config, tmp_path / "run", resume="auto")
     assert outcome
     assert outcome.notes[-1].code == "finished"
+
+
+def test_existing_directory_ends_all_processes_with_the_same_message(nursery: Nursery, tmp_path: Path) -> None:
+    """Only the first process creates the run directory, but no process may end with a connection error."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/other.txt").touch()
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nfrom patchword.errors import ConfigError\nfrom patchword.recipes import load_recipe\n"
+        "from patchword.training import train\n"
+        "try:\n    train(load_recipe(sys.argv[1]), sys.argv[2])\n"
+        "except ConfigError as error:\n    print(error.code)\n    sys.exit(2)\n"
+    )
+    recipe = write_recipe(tmp_path / "recipe.py", configured())
+    children = together(nursery, 2, recipe, tmp_path / "run", script=script)
+    ended(children, 2)
+    assert [child.output().split()[-1] for child in children] == ["run_exists", "run_exists"]
+
+
+def test_finished_run_that_torchrun_restarts_ends_without_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`patchword resume RUN`, restarted because another process failed after the run had finished."""
+    train(configured(steps=1), tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        resume(tmp_path / "run")
+    assert refused.value.code == "run_finished"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    result = resume(tmp_path / "run")
+    assert result is not None
+    assert result.notes[-1].code == "finished"
+    assert result.steps == 1

@@ -136,18 +136,19 @@ def test_a_signal_saves_and_leaves(
     assert "Traceback" not in again.output()
 
 
-def test_a_second_signal_is_obeyed_at_once(nursery: Nursery, tmp_path: Path) -> None:
-    """Here the first cannot be obeyed soon: one step takes minutes."""
-    giant = tiny(batch_size=2**18, grad_accum_steps=1, steps=2)
-    for number, code in ((signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)):
-        run = tmp_path / f"run{number}"
-        child = nursery.run("train", write_recipe(tmp_path / "recipe.py", giant), "--out", run)
-        assert until(lambda run=run: (run / "metrics.jsonl").exists())  # type: ignore[misc]
-        until(lambda: False, 0.2)
-        child.signal(number)
-        until(lambda: False, 0.3)
-        child.signal(number)
-        assert child.wait() == code, child.output()
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_second_signal_ends_a_run_at_once(nursery: Nursery, tmp_path: Path, number: int, code: int) -> None:
+    """The process sends itself a signal at the start of each step from the fifth on, and never reaches the sixth."""
+    run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("adamw").replace(save_every=3600.0))
+    script = tmp_path / "twice.py"
+    script.write_text(
+        "import sys\nfrom helpers.runs import signal_at\nfrom patchword.cli.main import main\n"
+        f"for _ in range(2):\n    signal_at('5', {int(number)})\nmain(sys.argv[1:])\n"
+    )
+    child = nursery.run(script, "train", recipe, "--out", run)
+    assert child.wait() == code, child.output()
+    assert not (run / "model.json").exists()
+    assert not (run / "checkpoints").exists(), "the first signal alone would have saved step 5"
 
 
 def test_the_command_itself(nursery: Nursery, references: dict[str, dict[str, Any]], tmp_path: Path) -> None:
@@ -177,9 +178,7 @@ def picture_folder(folder: Path) -> Path:
 def test_changed_data_are_refused(nursery: Nursery, tmp_path: Path, change: str) -> None:
     photos, run = picture_folder(tmp_path / "photos"), tmp_path / "run"
     config = tiny(data=DataConfig(source=str(photos), num_workers=0), batch_size=4, steps=10_000)
-    child = nursery.run("train", write_recipe(tmp_path / "recipe.py", config), "--out", run)
-    assert until(lambda: any((run / "checkpoints").glob("step-*")))
-    child.signal(signal.SIGTERM)
+    child = nursery.run("train", write_recipe(tmp_path / "recipe.py", config), "--out", run, **at(5, signal.SIGTERM))
     assert child.wait() == 143, child.output()
     before = (run / "metrics.jsonl").read_bytes()
     if change == "added":

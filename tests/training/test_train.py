@@ -448,6 +448,8 @@ def test_validation_decides_how_much_of_the_start_stays(
     evaluate_really, compute = run_module.evaluate_split, EvalOutputs.metrics
 
     def watched(model: nn.Module, *rest: Any, **more: Any) -> EvalOutputs:
+        if len(answers) == 4:  # the test set comes last
+            return evaluate_really(model, *rest, **more)
         answers.append(evaluate_really(model, *rest, **more))
         if len(answers) > 1:  # the evaluation of the third step comes first
             seen[(0.5, 0.0, 1.0)[len(answers) - 2]] = model.state_dict()["head.weight"].clone()
@@ -559,7 +561,7 @@ def test_what_a_run_has_told_outlives_a_stop(teacher: Path, tmp_path: Path, monk
     assert outcome is not None
     assert [n.code for n in outcome.notes].count("head_probed") == 1
     text = outcome.report.read_text()
-    assert "logistic probe" in text
+    assert "linear probe" in text
     assert "4 epochs, 12 steps" in text
 
 

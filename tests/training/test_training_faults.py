@@ -53,7 +53,7 @@ def test_a_part_that_cannot_be_read_is_told_before_the_first_step(part: str, tmp
     for path in (tmp_path / "data" / part).rglob("*.png"):
         path.write_bytes(b"nothing")
     run = config(data=DataConfig(source=str(tmp_path / "data"), num_workers=0))
-    with pytest.raises(DataError, match=f"The part '{part}' cannot be read: none of the 6 pictures"):
+    with pytest.raises(DataError, match=f"The split '{part}' cannot be read: none of the 6 images"):
         train(run, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -64,14 +64,14 @@ def test_parts_in_memory_are_brought_to_the_same_labels() -> None:
     assert found is not None
     assert found.labels == ("cat", "dog", "owl")
     assert found.targets.tolist() == [2, 0, 2, 0]
-    with pytest.raises(DataError, match="The part 'test' has classes that the training part lacks: 'cow'"):
+    with pytest.raises(DataError, match="classes that the training set lacks: 'cow'"):
         with_validation(DatasetSplits(train_part, None, shades(4, ["cow", "cat"])), 0.34, 0)
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
 def test_pictures_that_are_learnt_from_measure_nothing(part: str, tmp_path: Path) -> None:
     here, there = paint(tmp_path / "here"), paint(tmp_path / "there")
-    with pytest.raises(DataError, match=rf"data\.{part}.*6 of its 6 pictures are learnt from"):
+    with pytest.raises(DataError, match=rf"data\.{part}.*6 of its 6 images are also in the training set"):
         open_data(DataConfig(source=str(here), **{part: f"{tmp_path}/there/../here"}), 0)
     found = open_data(DataConfig(source=str(here), **{part: str(there)}), 0)  # the same names, other pictures
     assert len(found.as_dict()[part]) == 6
@@ -114,7 +114,7 @@ def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     try:
         assert until(lambda: last_step(run) >= 10), child.output()
         second = nursery.run("resume", run)
-        assert second.wait() == 2 and "is being trained by another process" in second.output(), second.output()
+        assert second.wait() == 2 and "Another process is training" in second.output(), second.output()
         before = last_step(run)
         assert until(lambda: last_step(run) > before), "the first goes on"
     finally:
@@ -159,9 +159,11 @@ def test_a_probe_that_sees_a_part_of_validation_sees_all_classes(
 ) -> None:
     """Folders are sorted by class, so the first pictures would all be of one."""
     seen: list[torch.Tensor] = []
-    fit = head.logistic_probe
-    monkeypatch.setattr(head, "MOST", 12)
-    monkeypatch.setattr(head, "logistic_probe", lambda x, y, u, v, *rest: (seen.append(v), fit(x, y, u, v, *rest))[1])
+    fit = head.fit_best_logistic
+    monkeypatch.setattr(head, "MAX_IMAGES", 12)
+    monkeypatch.setattr(
+        head, "fit_best_logistic", lambda x, y, u, v, *rest: (seen.append(v), fit(x, y, u, v, *rest))[1]
+    )
     source = shades(60, ["a", "b", "c"])
     by_class = source.subset(np.argsort(source.targets, kind="stable"))
     data = DatasetSplits(source, by_class)
