@@ -81,6 +81,7 @@ RAISED_CODES = {
     "invalid_json",
     "invalid_parameter",
     "no_image",
+    "table_mismatch",
     "not_a_study",
     "not_finite",
     "output_exists",
@@ -262,7 +263,7 @@ def test_the_server_names_its_own_limit_of_pixels(
         raise error
 
     monkeypatch.setattr(service, "decode", load)
-    itself: Any = types.SimpleNamespace(preprocess=make_checkpoint().preprocess, limits=Limits(pixels=1234))
+    itself: Any = types.SimpleNamespace(preprocess=make_checkpoint().preprocess, limits=Limits(max_pixels=1234))
     found = service.Service.decode(itself, Upload("a.png", b""), False)
     assert isinstance(found, ImageError)
     assert found.code == error.code
@@ -273,7 +274,7 @@ def test_the_server_names_its_own_limit_of_pixels(
 def test_too_many_files_whatever_starlette_says(monkeypatch: pytest.MonkeyPatch) -> None:
     async def count(request: Request) -> JSONResponse:
         try:
-            return JSONResponse(len(await read_uploads(request, Limits(files=2))))
+            return JSONResponse(len(await read_uploads(request, Limits(max_files=2))))
         except Problem as problem:
             return problem.response()
 

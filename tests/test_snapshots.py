@@ -342,7 +342,7 @@ def test_evaluate_corruptions_json(command: Any, photos: Path, tmp_path: Path) -
 
 def test_probe_json(command: Any, photos: Path) -> None:
     found = command("probe", "patchword:cifar10", photos, "--shots", "1", "5", "--json")
-    check_schema("probe", found, data_keys=("few_shot", "neighbours"))
+    check_schema("probe", found, data_keys=("few_shot", "knn"))
 
 
 def test_doctor_json(command: Any, photos: Path, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_resume_json(command: Any, tmp_path: Path) -> None:
 def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Path) -> None:
     """Commands without --json: what export proves, what convert describes, what a card tells the hub."""
     command("export", "patchword:cifar10", tmp_path / "out.pt2", "--verify", photos, "--max-drop", "100")
-    check_schema("export", json.loads((tmp_path / "out.pt2.proof.json").read_text()))
+    check_schema("export", json.loads((tmp_path / "out.pt2.check.json").read_text()))
     command("convert", "patchword:cifar10", tmp_path / "model", "--to", "patchword")
     check_schema("convert", json.loads((tmp_path / "model/model.json").read_text()))
     _, front, _ = command("card", "patchword:cifar10").split("---\n", 2)
@@ -399,7 +399,7 @@ def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_inspect_arrays(command: Any, photos: Path, tmp_path: Path) -> None:
     """Which arrays an inspection writes, and their types."""
-    command("inspect", "patchword:cifar10", photos, "--most", "2", "--out", tmp_path / "seen")
+    command("inspect", "patchword:cifar10", photos, "--max-images", "2", "--out", tmp_path / "seen")
     arrays = {}
     for path in sorted((tmp_path / "seen").glob("*.npz")):
         with np.load(path) as found:

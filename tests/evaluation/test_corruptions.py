@@ -120,7 +120,7 @@ def test_several_labels_from_a_table(photos: Path, tmp_path: Path) -> None:
     assert {each["label"] for each in found["per_class"]} == {"airplane", "ship", "frog"}
     assert "Mean average precision" in (tmp_path / "page/report.html").read_text()
     assert "mAP" in run("evaluate", tmp_path / "model", tmp_path / "table.csv").stdout
-    for options in (("--against", "patchword:cifar10"), ("--corruptions",)):
+    for options in (("--compare-to", "patchword:cifar10"), ("--corruptions",)):
         refused = run("evaluate", tmp_path / "model", tmp_path / "table.csv", *options)
         assert refused.returncode == 2
         assert "Traceback" not in refused.stderr

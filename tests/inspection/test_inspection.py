@@ -620,7 +620,7 @@ def test_wrong_requests_are_refused(photos: Path, tmp_path: Path) -> None:
         ([tmp_path / "empty"], "no pictures"),
         ([tmp_path / "bad.png"], "None of the pictures could be read"),
         (["cifar"], "cifar10"),
-        ([photos, "--most", "0"], "--most must be at least 1"),
+        ([photos, "--max-images", "0"], "--max-images must be at least 1"),
     ]
     for arguments, sentence in cases:
         result = run("inspect", model, *arguments, "--out", tmp_path / "seen")

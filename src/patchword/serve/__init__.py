@@ -1,4 +1,4 @@
-"""A model behind HTTP: an API that holds under load, and a page to try it on."""
+"""A model behind HTTP: an API with batching and load limits, and a page to try it in the browser."""
 
 from .app import create_app
 from .limits import Limits

@@ -1,7 +1,7 @@
-"""What every request passes first: its size, its pace, its token; and what every answer carries: headers, a log line.
+"""Middleware: checks the token, size and arrival time of every request; adds headers and a log line to every response.
 
-Bodies that will be wanted are read here, whole, before anything else happens, so a slow sender holds nothing but its
-own bytes. Others are never read.
+Request bodies are read completely before anything else happens, so a slow client holds nothing but its own bytes.
+Bodies that no endpoint needs are never read.
 """
 
 import asyncio
@@ -33,118 +33,144 @@ HEADERS = {
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-CHUNK_BYTES = 2**16  # bytes
+CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log: there is nobody to respond to
+CHUNK_BYTES = 2**16
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class RequestMiddleware:
-    """ASGI around the app."""
+class ClientDisconnectedError(Exception):
+    """The client closed the connection before the response."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, meters: Metrics, token: str | None, paths: frozenset[str]) -> None:
-        self.app, self.limits, self.meters, self.token, self.paths = app, limits, meters, token, paths
-        self.bytes_inside = 0
+
+class ResponseSender:
+    """Adds headers to a response, and remembers its status (0: not sent yet)."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.send, self.request_id, self.status = send, request_id, 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            extra = {**HEADERS, "x-request-id": self.request_id}
+            message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in extra.items())]
+        await self.send(message)
+
+
+class RequestMiddleware:
+    """ASGI middleware around the app.
+
+    Args:
+        app: The app.
+        limits: Size and time limits of a request.
+        metrics: Counts and logs every request.
+        token: What clients must send; None for no authentication.
+        paths: Paths of the app, which appear in metrics and logs; others are "other".
+    """
+
+    def __init__(
+        self, app: ASGIApp, limits: Limits, metrics: Metrics, token: str | None, paths: frozenset[str]
+    ) -> None:
+        self.app, self.limits, self.metrics, self.token, self.paths = app, limits, metrics, token, paths
+        self.bytes_in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, start = Headers(scope=scope), time.perf_counter()
-        given = headers.get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        status = 0
-
-        async def answer(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                extra = {**HEADERS, "x-request-id": request_id}
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in extra.items())]
-            await send(message)
-
+        start, given_id = time.perf_counter(), Headers(scope=scope).get("x-request-id", "")
+        request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        path = get_route_path(scope)  # without the prefix of an app that this one is mounted in
-        held = 0
+        path = get_route_path(scope)  # without the prefix under which the app may be mounted
+        sender = ResponseSender(send, request_id)
         try:
-            self.check_token(headers, path)
-            if scope["method"] == "POST" and path.startswith("/v1/") and path in self.paths:  # nobody else reads one
-                body = await self.read(headers, receive)
-                held = len(body)
-                self.check_room(scope)
-                receive = replay_body(body, receive)
-            await self.app(scope, receive, answer)
+            await self.process(scope, receive, sender, path)
         except Problem as problem:
-            if not status:
-                await problem.response(request_id)(scope, receive, answer)
-        except ClientDisconnected:
-            status = 499  # as nginx has it: nobody is there to be answered
+            if not sender.status:
+                await problem.response(request_id)(scope, receive, sender)
+        except ClientDisconnectedError:
+            sender.status = CLIENT_CLOSED_REQUEST
         except Exception:
-            self.meters.log("a fault of ours", request_id=request_id, traceback=traceback.format_exc())
-            if not status:
-                fault = Problem(500, "Something went wrong in the server. Its log says what, under this request_id.")
-                await fault.response(request_id)(scope, receive, answer)
+            self.metrics.log("internal error", request_id=request_id, traceback=traceback.format_exc())
+            if not sender.status:
+                internal = Problem(500, "Internal error. See the server's log under this request_id.")
+                await internal.response(request_id)(scope, receive, sender)
         finally:
-            self.bytes_inside -= held
-            known = path if path in self.paths else "other"
-            self.meters.answered(known, scope["method"], status or 500, time.perf_counter() - start, request_id)
+            known_path = path if path in self.paths else "other"
+            seconds = time.perf_counter() - start
+            self.metrics.record_request(known_path, scope["method"], sender.status or 500, seconds, request_id)
+
+    async def process(self, scope: Scope, receive: Receive, sender: ResponseSender, path: str) -> None:
+        """Check the request, read its body if an endpoint needs it, and run the app."""
+        headers = Headers(scope=scope)
+        self.check_token(headers, path)
+        if scope["method"] != "POST" or not path.startswith("/v1/") or path not in self.paths:
+            await self.app(scope, receive, sender)
+            return
+        body = await self.read_body(headers, receive)
+        try:
+            self.check_capacity(scope)
+            await self.app(scope, replay_body(body, receive), sender)
+        finally:
+            self.bytes_in_flight -= len(body)
 
     def check_token(self, headers: Headers, path: str) -> None:
+        """Raise a `Problem` unless the request has the token, or needs none."""
         if self.token is None or not path.startswith(("/v1/", "/metrics")):
             return
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self.token.encode()):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self.token.encode()):
             raise Problem(401, "Send the header Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
 
-    def check_room(self, scope: Scope) -> None:
-        """Refuses here, where it is cheap, what would be refused anyway: the time is the model's."""
+    def check_capacity(self, scope: Scope) -> None:
+        """Reject early, before the body is parsed, what would be rejected anyway."""
         service = getattr(scope["app"].state, "service", None)
         if service is not None:
-            service.batcher.check_room(1)
+            service.batcher.check_capacity(1)
 
-    async def read(self, headers: Headers, receive: Receive) -> bytes:
-        announced = headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > self.limits.body:
+    async def read_body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the body within the limits; its size is added to `bytes_in_flight`."""
+        content_length = headers.get("content-length", "0")
+        if content_length.isdecimal() and int(content_length) > self.limits.max_body_bytes:
             raise self.too_large()
         chunks: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self.limits.sending):
+            async with asyncio.timeout(self.limits.receive_timeout):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientDisconnected
+                        raise ClientDisconnectedError
                     chunk = message.get("body", b"")
                     size += len(chunk)
-                    self.bytes_inside += len(chunk)
-                    if size > self.limits.body:
+                    self.bytes_in_flight += len(chunk)
+                    if size > self.limits.max_body_bytes:
                         raise self.too_large()
-                    if self.bytes_inside > self.limits.bodies:
-                        raise service_unavailable("Too much is being uploaded at once.")
+                    if self.bytes_in_flight > self.limits.max_total_body_bytes:
+                        raise service_unavailable("Too many bytes are being uploaded.")
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
         except BaseException as error:
-            self.bytes_inside -= size
+            self.bytes_in_flight -= size
             if not isinstance(error, TimeoutError):
                 raise
-            late = f"The request must arrive within {self.limits.sending:g} seconds."
-            raise Problem(408, late, {"Connection": "close"}) from None
+            detail = f"The request did not arrive within {self.limits.receive_timeout:g} seconds."
+            raise Problem(408, detail, {"Connection": "close"}) from None
 
     def too_large(self) -> Problem:
-        return Problem(413, f"A request may have {self.limits.body / 2**20:g} MiB. Send fewer or smaller pictures.")
-
-
-class ClientDisconnected(Exception):
-    """The client closed the connection before it was answered."""
+        """Return the problem of a request that is too large."""
+        limit = self.limits.max_body_bytes / 2**20
+        return Problem(413, f"A request may have at most {limit:g} MiB. Send fewer or smaller images.")
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """The body in pieces, so that parsing it does not hold up everyone else; after it whatever the client does next."""
-    rest: list[bytes] = [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)][::-1] or [b""]
+    """Return a `receive` that yields the body in chunks (parsing must not block), and then the client's events."""
+    chunks: list[bytes] = [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)][::-1] or [b""]
 
-    async def again() -> dict[str, Any]:
-        if not rest:
-            return dict(await receive())  # which can only be to leave
+    async def receive_again() -> dict[str, Any]:
+        if not chunks:
+            return dict(await receive())  # can only be a disconnect
         await asyncio.sleep(0)
-        return {"type": "http.request", "body": rest.pop(), "more_body": bool(rest)}
+        return {"type": "http.request", "body": chunks.pop(), "more_body": bool(chunks)}
 
-    return again
+    return receive_again

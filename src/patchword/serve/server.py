@@ -1,4 +1,4 @@
-"""The server as a process: uvicorn, told to answer what it accepted, to be quick about the rest, and to be quiet."""
+"""The server process: uvicorn with timeouts for slow clients, graceful shutdown and JSON logs."""
 
 import asyncio
 import ipaddress
@@ -16,25 +16,28 @@ from .app import create_app
 from .limits import Limits
 from .prometheus import Metrics
 
-HEADER_TIMEOUT = 5  # seconds that the head of a request may take, the first one counted from the connection on
-SEND_TIMEOUT = 30  # seconds that a client may take to read an answer
-SHUTDOWN_GRACE = 0.3  # seconds, after a SIGTERM, for requests that are on their way in
+HEADER_TIMEOUT = 5  # seconds in which the headers of a request must arrive, from the connection or its first byte on
+SEND_TIMEOUT = 30  # seconds that a client may take to read a response
+SHUTDOWN_GRACE = 0.3  # seconds, after SIGTERM, for requests that are arriving
+KEEP_ALIVE_TIMEOUT = 5
+MAX_HEADER_BYTES = 2**16
 
 
 class Protocol(H11Protocol):
-    """Closes connections of clients that do not ask, ask too slowly, or do not read; they would stay for ever."""
+    """Closes connections of clients that send no request, send it too slowly, or do not read the response."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.loop.call_later(HEADER_TIMEOUT, self.close_if_waiting, None)
 
     def data_received(self, data: bytes) -> None:
-        before = self.cycle
+        cycle = self.cycle
         super().data_received(data)
-        if self.cycle is before and (before is None or before.response_complete):  # not yet, or no longer, a request
-            self.loop.call_later(HEADER_TIMEOUT, self.close_if_waiting, before)
+        if self.cycle is cycle and (cycle is None or cycle.response_complete):  # the next request is incomplete
+            self.loop.call_later(HEADER_TIMEOUT, self.close_if_waiting, cycle)
 
     def close_if_waiting(self, cycle: Any) -> None:
+        """Close the connection if no request followed the one of `cycle`."""
         if self.cycle is cycle and not self.transport.is_closing():
             self.transport.close()
 
@@ -43,35 +46,38 @@ class Protocol(H11Protocol):
         self.loop.call_later(SEND_TIMEOUT, self.abort_if_unread)
 
     def abort_if_unread(self) -> None:
+        """Abort the connection if the client has not read the response."""
         if self.transport.get_write_buffer_size() and (self.cycle is None or self.cycle.response_complete):
             self.transport.abort()
 
 
 class JsonLogHandler(logging.Handler):
-    """What libraries have to say, as a line of our log."""
+    """Writes warnings of libraries to the JSON log."""
 
-    def __init__(self, meters: Metrics) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         super().__init__(logging.WARNING)
-        self.meters = meters
+        self.metrics = metrics
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.meters.log("library", name=record.name, level=record.levelname.lower(), detail=record.getMessage())
+        level = record.levelname.lower()
+        self.metrics.log("library", name=record.name, level=level, detail=record.getMessage())
 
 
 class Server(uvicorn.Server):
-    """Says when it can answer; before it stops, gives connections that were accepted the time to say what they want."""
+    """Reports when it is ready; on shutdown, gives open connections a moment to send their request."""
 
-    name = address = ""
+    def __init__(self, config: uvicorn.Config, metrics: Metrics, name: str, url: str, engine: str) -> None:
+        super().__init__(config)
+        self.metrics, self.name, self.url, self.engine = metrics, name, url, engine
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            state = self.config.app.state  # type: ignore[union-attr]
-            state.meters.log("ready", url=self.address, engine=state.engine)
-            print(f"patchword serves {self.name} at {self.address} (Ctrl-C stops it)", flush=True)
+            self.metrics.log("ready", url=self.url, engine=self.engine)
+            print(f"patchword serves {self.name} at {self.url} (Ctrl-C stops it)", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.app.state.meters.log("stopping")  # type: ignore[union-attr]
+        self.metrics.log("stopping")
         for listener in self.servers:
             listener.close()
         await asyncio.sleep(SHUTDOWN_GRACE)
@@ -87,20 +93,30 @@ def run_server(
     limits: Limits,
     engine: str,
 ) -> None:
-    """Serves until SIGTERM or Ctrl-C; what was accepted by then is answered. `name` is what the model is called."""
+    """Serve until SIGTERM or Ctrl-C. All accepted requests get their response; the exit code is then 0.
+
+    Args:
+        checkpoint: The model.
+        name: The model's title.
+        listener: A bound socket.
+        token: What clients must send; None for no authentication.
+        num_threads: CPU threads of the model; None for all cores.
+        limits: Size and time limits.
+        engine: The inference engine, or "auto".
+    """
     app = create_app(checkpoint, limits, token, num_threads, name=name, engine=engine)
-    logging.getLogger().handlers = [JsonLogHandler(app.state.meters)]
+    metrics: Metrics = app.state.metrics
+    logging.getLogger().handlers = [JsonLogHandler(metrics)]
     config = uvicorn.Config(
-        app, log_config=None, log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=int(limits.sending + limits.answering) + 5, timeout_keep_alive=5, http=Protocol,
-        h11_max_incomplete_event_size=2**16,
+        app, log_config=None, log_level="warning", access_log=False, server_header=False, http=Protocol,
+        timeout_graceful_shutdown=int(limits.receive_timeout + limits.response_timeout) + 5,
+        timeout_keep_alive=KEEP_ALIVE_TIMEOUT, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )  # fmt: skip
-    # Before uvicorn takes it over there is nothing to end; when all is done, uvicorn raises it once more.
+    # Until uvicorn installs its handler there is nothing to finish; when it is done, uvicorn raises the signal again.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    server = Server(config)
     host, port = listener.getsockname()[:2]
-    server.name, server.address = name, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if token is None and not ipaddress.ip_address(host).is_loopback:
-        said = "Whoever reaches this address can use the model: set PATCHWORD_TOKEN, or stand a gateway before it."
-        app.state.meters.log("warning", detail=said)
-    server.run(sockets=[listener])
+        detail = "Anyone who reaches this address can use the model: set PATCHWORD_TOKEN, or use a reverse proxy."
+        metrics.log("warning", detail=detail)
+    Server(config, metrics, name, url, app.state.engine).run(sockets=[listener])

@@ -1,7 +1,7 @@
-"""The model in a process of its own. If it dies, whatever killed it, another takes its place within a second or two.
+"""The model in a process of its own. If the process dies for any reason, it is replaced within a second or two.
 
-Where the system can fork, new workers come from a server that has imported torch already and never computed anything,
-so they start fast. On Windows they import it anew, which takes seconds.
+On systems with fork, workers are forked from a server process that has imported torch but never computed anything, so
+they start fast. On Windows they import torch again, which takes seconds.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from ..engines.engine import PreparedEngine
 from ..inference.classifier import Classifier
 from ..inspection.attention_rollout import pooling_weights
 from ..inspection.capture import attention_maps
-from ..inspection.explain import explain
+from ..inspection.explain import Method, explain
 from ..models import ViT
 
 HAS_FORKSERVER = "forkserver" in multiprocessing.get_all_start_methods()
@@ -35,33 +35,35 @@ if HAS_FORKSERVER:
     CONTEXT.set_forkserver_preload([__name__])
 
 
-class WorkerDied(Exception):
-    """The process ended before it answered, or could not be started."""
+class WorkerDiedError(Exception):
+    """The process died before it returned a result, or could not be started."""
 
 
-class WorkerFailed(Exception):
-    """The process could not compute an answer; it lives on."""
+class WorkerFailedError(Exception):
+    """The process raised an exception, whose traceback is the message; it is still alive."""
 
 
 class Worker:
-    """A process with a model. One question at a time; `ask` blocks, so it belongs into a thread."""
+    """A process with a model. It computes one batch at a time; `compute` blocks, so call it in a thread.
+
+    Args:
+        checkpoint: The model.
+        engine: Computes predictions.
+        num_threads: CPU threads of the process; None for all cores.
+        timeout: Seconds after which a process without a result is replaced.
+        on_restart: Called before a process is replaced.
+    """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         engine: PreparedEngine,
         num_threads: int | None,
-        patience: float,
+        timeout: float,
         on_restart: Callable[[], object],
     ) -> None:
-        """`patience` is how many seconds an answer may take before the process is taken for stuck and replaced."""
-        self.engine = engine
-        self.packed, self.num_threads, self.patience, self.on_restart = (
-            serialize_checkpoint(checkpoint),
-            num_threads,
-            patience,
-            on_restart,
-        )
+        self.checkpoint, self.engine = serialize_checkpoint(checkpoint), engine
+        self.num_threads, self.timeout, self.on_restart = num_threads, timeout, on_restart
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self.stopped = False
         self.process: BaseProcess | None = None
@@ -69,52 +71,55 @@ class Worker:
         atexit.register(self.stop)
 
     def start(self) -> None:
+        """Start the process."""
         self.process = None
-        self.connection, theirs = CONTEXT.Pipe()
-        arguments = (theirs, self.packed, self.engine, self.num_threads)
-        process = CONTEXT.Process(  # type: ignore[attr-defined]
+        self.connection, child_end = CONTEXT.Pipe()
+        arguments = (child_end, self.checkpoint, self.engine, self.num_threads)
+        process = CONTEXT.Process(  # type: ignore[attr-defined]  # typeshed lacks it on BaseContext
             target=worker_main, args=arguments, daemon=True, name="patchword model"
         )
         try:
             with block_stop_signals():
                 process.start()
         finally:
-            theirs.close()  # so that the death of the process is the end of the connection
+            child_end.close()  # so that the connection ends when the process dies
         self.process = process
 
-    def ask(self, kind: str, pixels: np.ndarray, *arguments: Any) -> np.ndarray:
-        question = (kind, pixels, arguments)
+    def compute(self, name: str, pixels: np.ndarray, *arguments: Any) -> np.ndarray:
+        """Run a function of `HANDLERS` in the process."""
+        message = (name, pixels, arguments)
         try:
             try:
-                self.send(question)
-            except OSError:  # it died with nothing to do: nobody needs to know
+                self.send(message)
+            except OSError:  # it died while it was idle: nothing is lost
                 self.restart()
-                self.send(question)
-            if not self.connection.poll(self.patience):  # it hangs; whatever it does, nobody waits for it any more
+                self.send(message)
+            if not self.connection.poll(self.timeout):  # it hangs
                 raise EOFError
-            answer = self.connection.recv()
+            result: np.ndarray | str = self.connection.recv()
         except (EOFError, OSError):
-            with contextlib.suppress(EOFError, OSError, WorkerDied):  # if it fails, the next question tries again
+            with contextlib.suppress(EOFError, OSError, WorkerDiedError):  # if this fails, the next call tries again
                 self.restart()
-            raise WorkerDied from None
-        if isinstance(answer, str):
-            raise WorkerFailed(answer)
-        return answer
+            raise WorkerDiedError from None
+        if isinstance(result, str):
+            raise WorkerFailedError(result)
+        return result
 
-    def send(self, question: tuple[Any, ...]) -> None:
-        """A process that does not read makes this wait, until it is killed for it."""
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send a message; a process that does not read it within the timeout is killed."""
         assert self.process is not None
-        watchdog = threading.Timer(self.patience, self.process.kill)
+        watchdog = threading.Timer(self.timeout, self.process.kill)
         watchdog.daemon = True
         watchdog.start()
         try:
-            self.connection.send(question)
+            self.connection.send(message)
         finally:
             watchdog.cancel()
 
     def restart(self) -> None:
+        """Replace the process."""
         if self.stopped:
-            raise WorkerDied
+            raise WorkerDiedError
         self.connection.close()
         if self.process is not None:
             self.process.kill()
@@ -123,9 +128,10 @@ class Worker:
         self.start()
 
     def stop(self) -> None:
+        """Kill the process. Nobody waits for a result anymore."""
         self.stopped = True
         atexit.unregister(self.stop)
-        if self.process is not None:  # all that was accepted is answered, or nobody waits for it
+        if self.process is not None:
             self.process.kill()
             self.process.join()
         self.pool.shutdown(wait=False)
@@ -133,22 +139,22 @@ class Worker:
 
 @contextlib.contextmanager
 def block_stop_signals() -> Iterator[None]:
-    """What is started within is never told to stop by a terminal or a service manager, which tell the whole group."""
+    """Let processes that start within ignore SIGINT and SIGTERM, which terminals send to the whole process group."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # which unblocks them again when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # children inherit the mask
+    resource_tracker.ensure_running()  # it unblocks the signals when it starts
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # child processes inherit it
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def serialize_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """As bytes, tensors as arrays: torch's own way to send tensors shares memory with a process that may be killed."""
+    """Pickle a checkpoint with arrays: torch would send tensors by memory shared with a process that may be killed."""
     tensors = {n: t.detach().float() if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
     fields = {n: getattr(checkpoint, n) for n in ("config", "preprocess", "labels", "temperature", "multi_label")}
     file = io.BytesIO()
@@ -156,72 +162,70 @@ def serialize_checkpoint(checkpoint: Checkpoint) -> bytes:
     return file.getvalue()
 
 
-def worker_main(connection: Connection, said: bytes, engine: PreparedEngine, num_threads: int | None) -> None:
-    """What the process does until it is told to end, or its parent is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where signals cannot be masked
+def worker_main(connection: Connection, content: bytes, engine: PreparedEngine, num_threads: int | None) -> None:
+    """Run in the process: compute what is asked for until it is killed or the parent dies."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # for systems where signals cannot be masked
         signal.signal(number, signal.SIG_IGN)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    fields, arrays = pickle.loads(said)
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    checkpoint = Checkpoint(tensors=tensors, **fields)
+    fields, arrays = pickle.loads(content)
+    checkpoint = Checkpoint(tensors={name: torch.from_numpy(array) for name, array in arrays.items()}, **fields)
     classifier = Classifier(checkpoint, "torch" if engine.name == "torch" else engine.open(checkpoint))
     while True:
         try:
-            question = connection.recv()
+            name, pixels, arguments = connection.recv()
         except (EOFError, OSError):
             return
-        kind, pixels, arguments = question
+        result: np.ndarray | str
         try:
-            answer: Any = HANDLERS[kind](classifier, torch.from_numpy(pixels), *arguments)
+            result = HANDLERS[name](classifier, torch.from_numpy(pixels), *arguments)
         except Exception:
-            answer = traceback.format_exc()
-        connection.send(answer)
+            result = traceback.format_exc()
+        connection.send(result)
 
 
 def predict(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
-    """Probabilities (B, K)."""
+    """Return probabilities (B, K)."""
     with torch.inference_mode():
-        logits = classifier.logits(pixels)
-        return classifier.probabilities(logits).numpy()
+        return classifier.probabilities(classifier.logits(pixels)).numpy()
 
 
 def embed(classifier: Classifier, pixels: torch.Tensor) -> np.ndarray:
-    """What the head reads, (B, D)."""
+    """Return the features that the head reads, (B, D)."""
     with torch.inference_mode():
         return classifier.model.embed_images(classifier.preprocess.normalize(pixels)).numpy()
 
 
-def explain_class(classifier: Classifier, pixels: torch.Tensor, label: int, method: Any) -> np.ndarray:
-    """Maps (B, h, w) for one class."""
+def explain_class(classifier: Classifier, pixels: torch.Tensor, class_index: int, method: Method) -> np.ndarray:
+    """Return heatmaps (B, h, w) of one class."""
     images = classifier.preprocess.normalize(pixels)
-    return explain(classifier.model, images, torch.full((len(images),), label), method)
+    return explain(classifier.model, images, torch.full((len(images),), class_index), method)
 
 
 def attention(classifier: Classifier, pixels: torch.Tensor, layer: int, head: int | None) -> np.ndarray:
-    """What every token looks at in a layer, (B, N + 1, N) bytes; the last row is the one the answer is read from.
+    """Return the attention of every token in a layer, uint8 (B, N + 1, N); the last row is that of the pooled output.
 
-    Each row runs from 0 to 255 by its largest weight on a patch: the pull of a class token or register, which may be
-    a hundred times as strong, would leave nothing of the rest.
+    Each row is scaled by its largest weight on a patch: the weight of a class token or register, which may be a hundred
+    times larger, would hide the others.
     """
     model = classifier.model
     assert isinstance(model, ViT)
     prefix, pooling = model.config.num_prefix, model.config.pooling
-    rule = pooling_weights("average" if pooling == "attention" else pooling, model.config)
-    found = []
+    readout = pooling_weights("average" if pooling == "attention" else pooling, model.config)
+    maps = []
     with torch.inference_mode():
         for image in classifier.preprocess.normalize(pixels):
             weights = attention_maps(model, image[None], [layer])[layer][0]
-            chosen = weights.mean(dim=0) if head is None else weights[head]
-            rows = torch.cat([chosen, (rule.to(chosen) @ chosen)[None]])
+            weights = weights.mean(dim=0) if head is None else weights[head]
+            rows = torch.cat([weights, (readout.to(weights) @ weights)[None]])
             largest = rows[:, prefix:].amax(dim=-1, keepdim=True).clamp_min(1e-12)
-            found.append((255 * (rows / largest).clamp(max=1)).round().to(torch.uint8))
-        return torch.stack(found).numpy()
+            maps.append((255 * (rows / largest).clamp(max=1)).round().to(torch.uint8))
+        return torch.stack(maps).numpy()
 
 
 HANDLERS: dict[str, Callable[..., np.ndarray]] = {
     "predict": predict,
     "embed": embed,
-    "heat": explain_class,
+    "explain": explain_class,
     "attention": attention,
 }
