@@ -100,7 +100,9 @@ def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
     image = noise(120, 130)
     expected = image.resize((200, int(200 * 120 / 130)), Image.Resampling.BICUBIC)
     top = int(round((expected.height - 100) / 2.0))
-    difference = np.abs(preprocess.resize_and_crop(image).astype(int) - np.asarray(expected.crop((0, top, 200, top + 100))))
+    difference = np.abs(
+        preprocess.resize_and_crop(image).astype(int) - np.asarray(expected.crop((0, top, 200, top + 100)))
+    )
     assert difference.max() <= 1
 
 
@@ -184,8 +186,9 @@ def test_json_round_trip() -> None:
 
 def test_from_json_names_what_is_unknown_or_missing() -> None:
     values = PLAIN.to_json()
-    with pytest.raises(ConfigError, match="no field colour, dept"):
-        Preprocess.from_json(values | {"dept": 1, "colour": 2})
+    with pytest.raises(ConfigError, match="dept") as error:
+        Preprocess.from_json(values | {"dept": 1})
+    assert error.value.code == "unknown_field"
     del values["mean"], values["crop"]
     with pytest.raises(ConfigError, match="lacks crop, mean"):
         Preprocess.from_json(values)

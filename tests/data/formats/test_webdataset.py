@@ -154,7 +154,9 @@ def test_a_tar_that_is_cut_short(tmp_path: Path) -> None:
     assert "not a valid header" in found.notes[0]
 
 
-@pytest.mark.parametrize(("size", "reason"), [(2**62, "extends beyond the end of the file"), (None, "inconsistent|header")])
+@pytest.mark.parametrize(
+    ("size", "reason"), [(2**62, "extends beyond the end of the file"), (None, "inconsistent|header")]
+)
 def test_sizes_that_lie(tmp_path: Path, size: int | None, reason: str) -> None:
     path = write(tmp_path / "x.tar", samples(0, 2))
     with tarfile.open(path) as tar:
@@ -171,7 +173,7 @@ def test_what_is_no_tar(tmp_path: Path) -> None:
     for name, data, reason in (
         ("junk.tar", b"junk" * 500, "damaged or truncated"),
         ("none.tar", b"", "damaged or truncated"),
-        ("packed.tar", b"\x1f\x8b\x08" + bytes(100), "unpack it with gunzip"),
+        ("packed.tar", b"\x1f\x8b\x08" + bytes(100), "decompress it with gunzip"),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=reason):
