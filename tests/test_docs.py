@@ -14,6 +14,7 @@ from patchword.checkpoints import write_checkpoint
 from patchword.cli import main as cli
 from patchword.errors import ConfigError
 from patchword.metrics.calibration import PRIOR_STD
+from patchword.report.inspection_panels import NAMES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "LOG.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -111,3 +112,8 @@ def test_named_files_exist(page: Path) -> None:
 def test_documented_prior_of_the_temperature() -> None:
     expected = f"normal prior on the log of the temperature (mean 0, standard deviation {PRIOR_STD:g})"
     assert expected in (ROOT / "docs/train.md").read_text()
+
+
+def test_documented_figures() -> None:
+    text = (ROOT / "docs/inspect.md").read_text()
+    assert not [name for name in NAMES if f"`{name}`" not in text]
