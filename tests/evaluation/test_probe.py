@@ -56,7 +56,7 @@ def test_few_shot_is_big_vision_s(count: int, l2: float) -> None:
     np.testing.assert_allclose(RidgeProbe(x, y, 5).scores(asked, l2).numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_neighbours_are_scikit_learn_s() -> None:
+def test_knn_agrees_with_scikit_learn() -> None:
     (x, y), (asked, truth) = clouds(200, 16), clouds(50, 16, seed=1)
     other = KNeighborsClassifier(9, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07), algorithm="brute")
     near, places = (torch.nn.functional.normalize(asked) @ torch.nn.functional.normalize(x).T).topk(9)
@@ -104,12 +104,14 @@ def test_a_probe_of_few_pictures_recalls_what_the_old_head_knew() -> None:
     def accuracy(probe: LogisticModel) -> float:
         return float((probe.scores(held).argmax(1) == held_y).double().mean())
 
-    assert found.from_head and accuracy(found) > accuracy(plain) + 0.1, (accuracy(found), accuracy(plain))
+    assert found.from_head
+    assert accuracy(found) > accuracy(plain) + 0.1
     ignorant = LogisticModel(
         torch.randn(64, 8, generator=torch.Generator().manual_seed(1)).double(), torch.zeros(8).double()
     )
     kept = fit_best_logistic(x, y, held, held_y, 5, ignorant)
-    assert not kept.from_head and torch.equal(kept.weight, plain.weight), "one that knows nothing is not init_from_head"
+    assert not kept.from_head  # a random head does not help
+    assert torch.equal(kept.weight, plain.weight)
 
 
 def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +130,7 @@ def test_probes_are_fitted_until_they_get_worse_or_time_is_up(monkeypatch: pytes
         assert hasty.from_head == (old is not None)
 
 
-def test_what_is_recalled_is_the_mixture_of_what_a_class_was_taken_for() -> None:
+def test_init_from_head_mixes_the_classes_that_images_are_classified_as() -> None:
     x, y = clouds(1300, 8)
     y[y == 4] = 3  # a class without a picture begins at nothing
     old = LogisticModel(torch.randn(8, 7).double(), torch.randn(7).double())
@@ -186,7 +188,7 @@ def test_features_are_computed_once(photos: Path, monkeypatch: pytest.MonkeyPatc
     assert cache_path(encoder, source, 0) != cache_path(encoder, source, 1)
 
 
-def test_features_that_cannot_be_kept_are_still_computed(
+def test_features_that_cannot_be_cached_are_still_computed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
@@ -222,9 +224,10 @@ def test_a_resnet_has_no_layers(photos: Path) -> None:
         probe(model, str(photos), layer=0)
 
 
-def test_colours_are_told_apart_without_training(photos: Path) -> None:
+def test_colors_are_separable_without_training(photos: Path) -> None:
     found = probe(make_checkpoint(VITS["average"]), str(photos), shots=(1, 5, 50), seeds=3)
-    assert set(found.few_shot) == {1, 5} and found.skipped_shots == (50,), "no class has fifty pictures"
+    assert set(found.few_shot) == {1, 5}
+    assert found.skipped_shots == (50,)  # no class has 50 images
     assert found.train == 24
     assert found.test == 12
     assert found.classes == 2
