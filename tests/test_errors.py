@@ -40,7 +40,7 @@ from patchword.serve import app, service
 from patchword.serve.limits import Limits
 from patchword.serve.problem_json import STATUSES, Problem
 from patchword.serve.uploads import Upload, read_uploads
-from patchword.studies import run_study as studies
+from patchword.studies import runner as studies
 from patchword.studies.study import Cell
 from patchword.training import TrainResult
 
@@ -336,7 +336,7 @@ def test_a_study_records_divergence_only(tmp_path: Path, monkeypatch: pytest.Mon
         raise error
 
     monkeypatch.setattr(studies, "train", fail)
-    arguments: Any = (little_study(), Cell("ViT", "none", BASE), 0, tmp_path, {"share": 1.0, "steps": 1})
+    arguments: Any = (little_study(), Cell("ViT", "none", BASE), 0, tmp_path, {"seconds_per_run": 1.0, "steps": 1}, time.monotonic)
     error = TrainingError(REWORDED, code="not_finite")
     assert studies.run_cell(*arguments)["diverged"] == REWORDED
     error = TrainingError("NaN is not to blame.")

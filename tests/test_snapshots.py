@@ -385,8 +385,8 @@ def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Pat
 
 def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short runs, one of which diverges; as many steps as if each took a second, whatever the machine does."""
-    monkeypatch.setattr("patchword.studies.runner.trials", lambda study, now: (1.0, 0.0))
-    for limit in ("START", "LEAST_STEPS"):
+    monkeypatch.setattr("patchword.studies.runner.time_models", lambda study, now: (1.0, 0.0))
+    for limit in ("OVERHEAD_SECONDS", "MIN_STEPS"):
         monkeypatch.setattr(f"patchword.studies.runner.{limit}", 1)
     config = BASE.replace(model=TINY, eval_every=1e9)
     wild = config.replace(optim=OptimConfig(lr=1e30, clip_grad_norm=0.0))
