@@ -23,7 +23,7 @@ from patchword.core.text import escape_unprintable
 from patchword.data.formats.image_folder import list_labeled_images
 from patchword.data.resolve import open_data
 from patchword.data.sources import ArraySource, DatasetSplits, FileSource, from_arrays
-from patchword.doctor import Finding, examine, examine_config, findings_table, machine_info, machine_findings
+from patchword.doctor import Finding, examine, examine_config, findings_table, machine_findings, machine_info
 from patchword.doctor.image_survey import ImageSummary, read_header, summarize_image
 from patchword.doctor.near_duplicates import (
     MAX_DIFFERENCE,

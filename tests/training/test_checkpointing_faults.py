@@ -56,7 +56,7 @@ def check_survival(run: Path, situation: str) -> None:
     check_loaded(run, {None if situation == "first" else 20, NEW})
     store = CheckpointStore(run, keep_last=2)
     found = store.load()
-    assert found is None or situation == "damaged" or found.notes == []
+    assert found is None or situation == "damaged" or found.notes == ()
     for step in store.steps():
         if (situation, step) != ("damaged", NEW):
             read_training_checkpoint(store.path(step))
@@ -202,7 +202,7 @@ def test_a_damaged_best_is_the_best_no_more(tmp_path: Path) -> None:
     found = store.load()
     assert found is not None
     assert found.snapshot.best is not None
-    assert found.notes == []
+    assert found.notes == ()
     weights = store.path(10) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     found = store.load()
@@ -281,7 +281,7 @@ def test_a_full_disk_is_told_and_survived(nursery: Nursery, undisturbed: dict, t
         "import resource, sys\nfrom patchword.cli.main import main\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))\nmain(sys.argv[1:])\n"
     )
-    recipe, run = started(nursery, tmp_path)
+    _, run = started(nursery, tmp_path)
     step = CheckpointStore(run, 2).steps()[0]
     child = nursery.run(limited, "resume", run)
     assert child.wait() == 2, child.output()

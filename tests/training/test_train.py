@@ -43,14 +43,14 @@ from patchword.training import run as run_module
 from patchword.training.callbacks import Callback
 from patchword.training.distributed import ProcessGroup
 from patchword.training.ema import ModelEma
+from patchword.training.evaluator import EvalOutputs, evaluate_split
 from patchword.training.init_model import freeze
 from patchword.training.lora import add_lora, merge_lora
-from patchword.training.objective import class_weights, match_teacher_classes, make_objective
-from patchword.training.optimizers import Muon, SAM, make_optimizers, newton_schulz, orthogonalize
+from patchword.training.objective import class_weights, make_objective, match_teacher_classes
+from patchword.training.optimizers import SAM, Muon, make_optimizers, newton_schulz, orthogonalize
 from patchword.training.run_dir import create_run_dir
 from patchword.training.schedule import BudgetClock, lr_factor
 from patchword.training.trainer import Trainer
-from patchword.training.evaluator import EvalOutputs, evaluate_split
 
 
 def renamed(source: ArraySource) -> ArraySource:
