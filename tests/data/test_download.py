@@ -1,4 +1,4 @@
-"""Fetching files, against a real HTTP server on this machine that misbehaves in every way that is known."""
+"""Downloads from a local HTTP server that misbehaves in every known way."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ CONTENT = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-PATIENCE = 600  # seconds that anything is waited for
+PATIENCE = 600  # seconds to wait for anything
 
 
 class Server(ThreadingHTTPServer):
-    """One file at /file, and ways to misbehave."""
+    """One file at /file; attributes make the server misbehave."""
 
     daemon_threads = True
 
@@ -37,12 +37,12 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/file"
         self.content = CONTENT
         self.headers: dict[str, str] = {"ETag": '"one"'}
-        self.ranges = True  # does it send parts?
-        self.length = True  # does it say how much it sends?
-        self.answers: list[int] = []  # statuses of the next answers, in place of the file
-        self.cuts: list[int] = []  # the next answers end after so many bytes
-        self.stalls: list[int] = []  # the next answers fall silent after so many bytes
-        self.going = threading.Event()  # cleared: an answer pauses after its first 10,000 bytes until it is set
+        self.ranges = True  # supports Range requests
+        self.length = True  # sends Content-Length
+        self.answers: list[int] = []  # statuses of the next responses, instead of the file
+        self.cuts: list[int] = []  # the next responses end after that many bytes
+        self.stalls: list[int] = []  # the next responses stall after that many bytes
+        self.going = threading.Event()  # cleared: a response pauses after 10,000 bytes until it is set
         self.going.set()
         self.log: list[dict[str, str]] = []  # the headers of each request
         self.paths: list[str] = []
@@ -58,7 +58,7 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Stay quiet about clients that hang up."""
+        """Ignore clients that disconnect."""
 
     def asked(self) -> list[str | None]:
         """The Range of each request."""
@@ -121,7 +121,7 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
 
 
-def test_a_file_arrives_whole_and_is_fetched_once(server: Server, tmp_path: Path) -> None:
+def test_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     target = tmp_path / "new/folder/file"
     result = download(
@@ -136,7 +136,7 @@ def test_a_file_arrives_whole_and_is_fetched_once(server: Server, tmp_path: Path
     assert len(server.log) == 1
 
 
-def test_a_cut_connection_is_resumed(server: Server, tmp_path: Path) -> None:
+def test_interrupted_transfer_is_resumed(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000, 50_000]
     download(server.url, tmp_path / "file", md5=MD5)
     assert (tmp_path / "file").read_bytes() == CONTENT
@@ -144,14 +144,14 @@ def test_a_cut_connection_is_resumed(server: Server, tmp_path: Path) -> None:
     assert server.log[1]["If-Range"] == '"one"'
 
 
-def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+def test_server_without_ranges_restarts(server: Server, tmp_path: Path) -> None:
     server.cuts, server.ranges = [100_000], False
     download(server.url, tmp_path / "file", sha256=SHA256)
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert server.asked() == [None, "bytes=100000-"]
 
 
-def test_tries_end_when_they_bring_nothing_more(server: Server, tmp_path: Path) -> None:
+def test_retries_end_without_progress(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000] + [0] * 20
     with pytest.raises(DownloadError, match="ended after 100,000 of 300,000 bytes"):
         download(server.url, tmp_path / "file", md5=MD5)
@@ -162,7 +162,7 @@ def test_tries_end_when_they_bring_nothing_more(server: Server, tmp_path: Path) 
     assert server.asked()[-1] == "bytes=100000-"
 
 
-def test_a_long_way_may_be_cut_more_often(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_resets_the_number_of_retries(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_PROGRESS", 20_000)
     server.cuts = [30_000] * 9
     download(server.url, tmp_path / "file", md5=MD5)
@@ -170,7 +170,7 @@ def test_a_long_way_may_be_cut_more_often(server: Server, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("validator", ["ETag", "Last-Modified"])
-def test_a_file_that_changed_meanwhile_is_not_stitched_together(server: Server, tmp_path: Path, validator: str) -> None:
+def test_pieces_of_different_versions_are_not_joined(server: Server, tmp_path: Path, validator: str) -> None:
     server.headers, server.cuts = {validator: '"one"'}, [100_000] + [0] * 3
     with pytest.raises(DownloadError):
         download(server.url, tmp_path / "file")
@@ -179,24 +179,24 @@ def test_a_file_that_changed_meanwhile_is_not_stitched_together(server: Server, 
     assert (tmp_path / "file").read_bytes() == OTHER
 
 
-def test_without_a_validator_the_checksum_decides(server: Server, tmp_path: Path) -> None:
+def test_without_validator_the_checksum_decides(server: Server, tmp_path: Path) -> None:
     server.headers, server.content, server.cuts = {"ETag": 'W/"weak"'}, OTHER, [100_000] + [0] * 3
     with pytest.raises(DownloadError):
         download(server.url, tmp_path / "file", md5=MD5)
     server.content = CONTENT
     download(server.url, tmp_path / "file", md5=MD5)
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked()[-2:] == ["bytes=100000-", None]  # stitched, found wrong, fetched in one go
+    assert server.asked()[-2:] == ["bytes=100000-", None]  # joined, found wrong, downloaded in one piece
     assert "If-Range" not in server.log[-2]
 
 
-def test_without_validator_and_checksum_nothing_is_resumed(server: Server, tmp_path: Path) -> None:
+def test_no_resume_without_validator_and_checksum(server: Server, tmp_path: Path) -> None:
     server.headers, server.cuts = {}, [100_000]
     download(server.url, tmp_path / "file")
     assert server.asked() == [None, None]
 
 
-def test_a_wrong_file_is_deleted_and_said_so(server: Server, tmp_path: Path) -> None:
+def test_wrong_file_is_deleted_and_reported(server: Server, tmp_path: Path) -> None:
     server.content = OTHER
     with pytest.raises(DownloadError) as caught:
         download(server.url, tmp_path / "file", md5=MD5)
@@ -206,31 +206,31 @@ def test_a_wrong_file_is_deleted_and_said_so(server: Server, tmp_path: Path) -> 
     assert len(server.log) == 1
 
 
-def test_addresses_are_tried_in_order(server: Server, tmp_path: Path) -> None:
+def test_urls_are_tried_in_order(server: Server, tmp_path: Path) -> None:
     server.answers = [404]
     download([server.url + "?first", server.url + "?second"], tmp_path / "file", md5=MD5)
     assert server.paths == ["/file?first", "/file?second"]
 
 
-def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+def test_busy_server_is_retried(server: Server, tmp_path: Path) -> None:
     server.answers = [503, 429]
     download(server.url, tmp_path / "file", md5=MD5)
     assert len(server.log) == 3
 
 
-def test_a_silent_server_is_left_and_resumed(server: Server, tmp_path: Path) -> None:
+def test_stalled_transfer_is_resumed(server: Server, tmp_path: Path) -> None:
     server.stalls = [50_000]
     download(server.url, tmp_path / "file", md5=MD5, timeout=2)
-    assert "bytes=50000-" in server.asked()  # on a busy machine other answers may be late, too
+    assert "bytes=50000-" in server.asked()  # on a busy machine other responses may be late, too
 
 
-def test_a_server_that_stays_silent_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_server_that_stays_silent_times_out(server: Server, tmp_path: Path) -> None:
     server.stalls = [0] * 10
-    with pytest.raises(DownloadError, match="no data for 0.1 seconds"):
+    with pytest.raises(DownloadError, match=r"no data for 0.1 seconds"):
         download(server.url, tmp_path / "file", md5=MD5, timeout=0.1)
 
 
-def test_offline_the_message_says_what_to_do(tmp_path: Path) -> None:
+def test_offline_error_explains_the_manual_download(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
     with pytest.raises(DownloadError) as caught:
@@ -240,29 +240,29 @@ def test_offline_the_message_says_what_to_do(tmp_path: Path) -> None:
         assert word in message
 
 
-def test_a_file_put_there_by_hand_is_taken_if_right(server: Server, tmp_path: Path) -> None:
+def test_manually_downloaded_file_is_verified(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT)
     download(server.url, tmp_path / "file", md5=MD5, size=len(CONTENT))
     (tmp_path / "file").write_bytes(OTHER)
     with pytest.raises(DataError, match="is not the expected file: its md5 is"):
         download(server.url, tmp_path / "file", md5=MD5)
-    assert (tmp_path / "file").read_bytes() == OTHER  # the user's: not ours to delete
+    assert (tmp_path / "file").read_bytes() == OTHER  # a file of the user is never deleted
     assert server.log == []
 
 
-def test_another_size_is_refused_before_it_is_fetched(server: Server, tmp_path: Path) -> None:
+def test_wrong_content_length_is_refused_before_the_transfer(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="it offers 300,000 bytes instead of 299,999"):
         download(server.url, tmp_path / "file", size=299_999)
 
 
-def test_a_flood_is_cut_off(server: Server, tmp_path: Path) -> None:
+def test_oversized_response_is_aborted(server: Server, tmp_path: Path) -> None:
     server.length, server.content = False, CONTENT * 20
     with pytest.raises(DownloadError, match=r"it has [34]..,... bytes instead of 300,000"):  # not 6,000,000
         download(server.url, tmp_path / "file", size=len(CONTENT))
     assert leftovers(tmp_path) == []
 
 
-def test_a_part_that_is_complete_needs_no_request(server: Server, tmp_path: Path) -> None:
+def test_complete_partial_file_needs_no_request(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT)
     (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "validator": None}))
     download(server.url, tmp_path / "file", md5=MD5, size=len(CONTENT))
@@ -270,7 +270,7 @@ def test_a_part_that_is_complete_needs_no_request(server: Server, tmp_path: Path
     assert leftovers(tmp_path) == ["file"]
 
 
-def test_a_part_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
+def test_oversized_partial_file_is_discarded(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT * 2)
     (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "validator": '"one"'}))
     download(server.url, tmp_path / "file", md5=MD5)
@@ -278,21 +278,21 @@ def test_a_part_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", '{"url": 3}'])
-def test_a_damaged_note_means_starting_again(server: Server, tmp_path: Path, note: str) -> None:
+def test_damaged_metadata_restarts_the_download(server: Server, tmp_path: Path, note: str) -> None:
     (tmp_path / "file.part").write_bytes(OTHER[:1000])
     (tmp_path / "file.part.json").write_text(note)
     download(server.url, tmp_path / "file", md5=MD5)
     assert server.asked() == [None]
 
 
-def test_proxies_of_the_environment_are_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_proxies_are_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url.removesuffix("/file"))
     monkeypatch.delenv("no_proxy", raising=False)
     download("http://data.invalid/set", tmp_path / "file", md5=MD5)
     assert server.paths == ["http://data.invalid/set"]
 
 
-def test_no_room_is_noticed_before_the_start(server: Server, tmp_path: Path) -> None:
+def test_missing_disk_space_is_detected_in_advance(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="needs 1,000,000,000,000,000 more bytes"):
         download(server.url, tmp_path / "file", size=10**15)
     assert server.log == []
@@ -324,7 +324,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         time.sleep(0.01)
 
 
-def test_a_killed_process_leaves_what_the_next_one_resumes(server: Server, tmp_path: Path) -> None:
+def test_next_process_resumes_after_a_kill(server: Server, tmp_path: Path) -> None:
     part = tmp_path / "file.part"
     server.going.clear()
     process = child(server, tmp_path / "file")
@@ -340,7 +340,7 @@ def test_a_killed_process_leaves_what_the_next_one_resumes(server: Server, tmp_p
     assert leftovers(tmp_path) == ["file"]
 
 
-def test_two_processes_share_one_transfer(server: Server, tmp_path: Path) -> None:
+def test_two_processes_share_one_download(server: Server, tmp_path: Path) -> None:
     server.going.clear()
     first = child(server, tmp_path / "file")
     wait_for(lambda: (tmp_path / "file.part").exists())
@@ -355,7 +355,7 @@ def test_two_processes_share_one_transfer(server: Server, tmp_path: Path) -> Non
     assert len(server.log) == 1
 
 
-def test_a_full_disk_is_said_and_what_came_is_kept(server: Server, tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_the_partial_file_kept(server: Server, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     process = child(server, tmp_path / "file", before=limit)
     message, trouble = process.communicate(timeout=PATIENCE)
@@ -367,13 +367,13 @@ def test_a_full_disk_is_said_and_what_came_is_kept(server: Server, tmp_path: Pat
     assert server.asked()[-1] is not None
 
 
-def test_a_folder_that_may_not_be_written_is_said(server: Server, tmp_path: Path) -> None:
+def test_read_only_folder_is_reported(server: Server, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o555)
     root = os.geteuid() == 0
     if root:
-        os.seteuid(65534)  # to root nothing is read-only
+        os.seteuid(65534)  # root can write to read-only folders
     try:
-        with pytest.raises(DataError, match="Permission denied.*PATCHWORD_CACHE"):
+        with pytest.raises(DataError, match=r"Permission denied.*PATCHWORD_CACHE"):
             download(server.url, tmp_path / "mine/data/file", md5=MD5)
     finally:
         if root:

@@ -1,4 +1,4 @@
-"""Looked-up random numbers behave like drawn ones, and never change.
+"""Counter-based random numbers pass statistical tests and never change.
 
 Seeds are fixed, so a test either passes or fails for good; the limits would fail one true generator in 10,000.
 """
@@ -22,13 +22,13 @@ def assert_even(counts: np.ndarray) -> None:
 
 
 def assert_independent(first: np.ndarray, second: np.ndarray) -> None:
-    """Neither by correlation nor in any of 16 x 16 cells."""
+    """Neither a correlation nor a deviation in any of 16 x 16 cells."""
     assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(len(first))
     assert_even(np.histogram2d(first, second, bins=16, range=[[0, 1], [0, 1]])[0].ravel())
 
 
-def test_the_numbers_never_change() -> None:
-    # A run that is repeated with a later version must see the same pictures.
+def test_values_are_pinned() -> None:
+    # A run that is repeated with a later version must see the same images.
     known = keys(3, 2, np.array([0, 1]))
     assert known.tolist() == [5919191730987360447, 7586704366570615742]
     assert uniform(keys(0, 0, np.array([0, 1])), "a", 2)[0].tolist() == pytest.approx(
@@ -37,25 +37,25 @@ def test_the_numbers_never_change() -> None:
     assert permutation(1, 0, 8).tolist() == [7, 0, 2, 3, 1, 6, 4, 5]
 
 
-def test_mix_is_the_finaliser_of_splitmix64() -> None:
-    # The published first three numbers of that generator, started at 0.
+def test_hash_mix_is_the_finalizer_of_splitmix64() -> None:
+    # The published first three outputs of SplitMix64 with the seed 0.
     counters = np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert hash_mix(counters).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
-def test_a_key_depends_on_nothing_but_its_sample() -> None:
+def test_key_depends_only_on_its_sample() -> None:
     together = keys(5, 7, np.arange(1000))
     alone = np.concatenate([keys(5, 7, np.array([index])) for index in range(1000)])
     np.testing.assert_array_equal(together, alone)
     np.testing.assert_array_equal(uniform(together, "x", 3)[400], uniform(alone[400:401], "x", 3)[0])
 
 
-def test_more_numbers_do_not_change_the_first() -> None:
+def test_larger_count_does_not_change_the_first_values() -> None:
     some = keys(0, 0, np.arange(10))
     np.testing.assert_array_equal(uniform(some, "x", 7)[:, :3], uniform(some, "x", 3))
 
 
-def test_the_largest_seed_works() -> None:
+def test_largest_seed() -> None:
     assert len(set(keys(2**63 - 1, 2**20, np.arange(1000)).tolist())) == 1000
 
 
@@ -64,7 +64,7 @@ def test_keys_are_distinct_over_seeds_epochs_and_samples() -> None:
     assert len(np.unique(all_keys)) == len(all_keys)
 
 
-def test_mix_is_an_avalanche() -> None:
+def test_hash_mix_has_the_avalanche_property() -> None:
     values = keys(0, 0, np.arange(2000))
     for bit in range(64):
         changed = np.bitwise_count(hash_mix(values) ^ hash_mix(values ^ np.uint64(1 << bit)))
@@ -83,18 +83,18 @@ def test_uniform(purpose: str) -> None:
         assert stats.kstest(column, "uniform").pvalue > LEAST_P
 
 
-def test_every_bit_is_fair() -> None:
+def test_every_bit_is_unbiased() -> None:
     words = bits(keys(0, 0, np.arange(MANY)), "noise")[:, 0]
     ones = ((words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).sum(axis=0)
     assert np.abs(ones - MANY / 2).max() < 4.5 * math.sqrt(MANY) / 2
 
 
-def test_purposes_are_independent() -> None:
+def test_streams_are_independent() -> None:
     some = keys(0, 0, np.arange(MANY))
     assert_independent(uniform(some, "flip")[:, 0], uniform(some, "shift")[:, 0])
 
 
-def test_numbers_of_one_purpose_are_independent() -> None:
+def test_values_of_one_stream_are_independent() -> None:
     first, second, third = uniform(keys(0, 0, np.arange(MANY)), "crop", 3).T
     assert_independent(first, second)
     assert_independent(first, third)
@@ -107,7 +107,7 @@ def test_epochs_and_seeds_are_independent(other: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 64, 512])
-def test_neighbouring_samples_are_independent(distance: int) -> None:
+def test_neighboring_samples_are_independent(distance: int) -> None:
     numbers = uniform(keys(0, 0, np.arange(MANY + distance)), "flip")[:, 0]
     assert_independent(numbers[:-distance], numbers[distance:])
 
@@ -119,7 +119,7 @@ def test_epochs_of_one_sample_are_independent_and_uniform() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])
-def test_shuffled_is_a_permutation(count: int) -> None:
+def test_epoch_order_is_a_permutation(count: int) -> None:
     order = permutation(3, 1, count)
     assert order.dtype == np.int64
     np.testing.assert_array_equal(np.sort(order), np.arange(count))
@@ -130,19 +130,19 @@ def test_all_orders_are_equally_likely() -> None:
     assert_even(np.array([found[order] for order in permutations(range(5))]))
 
 
-def test_every_place_is_equally_likely() -> None:
+def test_every_position_is_equally_likely() -> None:
     orders = np.stack([permutation(seed, 0, 50) for seed in range(4000)])
     for sample in (0, 1, 25, 49):
         assert_even(np.bincount(orders[:, sample], minlength=50))
 
 
-def test_orders_of_two_epochs_have_nothing_in_common() -> None:
+def test_orders_of_two_epochs_are_independent() -> None:
     first, second = permutation(0, 0, MANY), permutation(0, 1, MANY)
     assert (first == second).sum() < 8  # on average 1
     assert abs(stats.spearmanr(first, second).statistic) < 4 / math.sqrt(MANY)
 
 
-def test_the_place_of_a_sample_does_not_tell_its_augmentation() -> None:
-    # The order is that of the keys themselves, so what is looked up with a key must not follow its size.
+def test_augmentation_is_independent_of_the_position() -> None:
+    # The order sorts the keys themselves, so derived values must not correlate with the key.
     places = np.argsort(permutation(0, 0, MANY)) / MANY
     assert_independent(places, uniform(keys(0, 0, np.arange(MANY)), "flip")[:, 0])

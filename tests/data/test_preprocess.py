@@ -1,4 +1,4 @@
-"""The evaluation transform against its definition: resize the whole picture, cut the centre, normalise."""
+"""The evaluation transform against its definition: resize the full image, center-crop, normalize."""
 
 import json
 import math
@@ -28,24 +28,22 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Im
 def resize_then_crop(image: Image.Image, size: int, short: int, resample: Image.Resampling) -> np.ndarray:
     """Torchvision's Resize(short) and CenterCrop(size), in its own arithmetic, one after the other."""
     width, height = image.size
-    if width <= height:
-        resized = short, int(short * height / width)
-    else:
-        resized = int(short * width / height), short
+    wide = width > height
+    resized = (int(short * width / height), short) if wide else (short, int(short * height / width))
     whole = image.resize(resized, resample)
-    left, top = int(round((resized[0] - size) / 2.0)), int(round((resized[1] - size) / 2.0))
+    left, top = round((resized[0] - size) / 2.0), round((resized[1] - size) / 2.0)
     return np.asarray(whole.crop((left, top, left + size, top + size)))
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("shape", [(256, 340), (383, 256), (256, 256), (375, 500), (90, 120), (301, 901), (640, 227)])
-def test_pixels_equal_resize_then_crop(shape: tuple[int, int], interpolation: str) -> None:
+def test_cover_matches_torchvision(shape: tuple[int, int], interpolation: str) -> None:
     image = noise(*shape)
     preprocess = replace(PLAIN, interpolation=interpolation)
     expected = resize_then_crop(image, 224, 248, Image.Resampling[interpolation.upper()])
     difference = np.abs(preprocess.resize_and_crop(image).astype(int) - expected)
-    # Pillow keeps a box in single precision: a value on the edge between two grey levels may fall to the other side,
-    # in both passes at worst. For "nearest" the same ties choose the pixel beside.
+    # Pillow stores a box as float32: a value between two gray levels may be rounded differently, at worst in both
+    # passes. With "nearest", such ties select the neighboring pixel.
     if interpolation == "nearest":
         assert (difference > 0).mean() < 0.05
     else:
@@ -54,19 +52,19 @@ def test_pixels_equal_resize_then_crop(shape: tuple[int, int], interpolation: st
         assert difference.mean() < 0.05
 
 
-def test_pixels_are_exact_without_a_crop() -> None:
+def test_no_crop_matches_pillow_exactly() -> None:
     image = noise(300, 300)
     np.testing.assert_array_equal(
         replace(PLAIN, crop=1.0).resize_and_crop(image), np.asarray(image.resize((224, 224), Image.Resampling.BICUBIC))
     )
 
 
-def test_a_picture_of_the_right_size_is_untouched() -> None:
+def test_image_of_the_right_size_is_unchanged() -> None:
     image = noise(224, 224)
     np.testing.assert_array_equal(replace(PLAIN, crop=1.0).resize_and_crop(image), np.asarray(image))
 
 
-def test_squash_uses_the_whole_picture() -> None:
+def test_squash_uses_the_full_image() -> None:
     ramp = Image.fromarray(np.tile(np.linspace(0, 255, 400, dtype=np.uint8), (50, 1)))
     squash = Preprocess((32, 32), "squash", mean=(0.5,), std=(0.5,)).resize_and_crop(ramp)[:, :, 0]
     cover = Preprocess((32, 32), "cover", mean=(0.5,), std=(0.5,)).resize_and_crop(ramp)[:, :, 0]
@@ -83,8 +81,8 @@ def test_squash_equals_resize_then_crop() -> None:
     assert difference.max() <= 1
 
 
-def test_the_crop_is_centred() -> None:
-    """A white cross through the centre of a black picture stays in the centre, whatever its shape."""
+def test_crop_is_centered() -> None:
+    """A white cross through the center of a black image of any shape stays in the center."""
     for height, width in [(101, 301), (301, 101), (151, 151)]:
         values = np.zeros((height, width), dtype=np.uint8)
         values[height // 2, :] = values[:, width // 2] = 255
@@ -93,13 +91,13 @@ def test_the_crop_is_centred() -> None:
         assert seen.sum(axis=1).argmax() == 25
 
 
-def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
+def test_cover_of_non_square_sizes() -> None:
     preprocess = Preprocess((100, 200), mean=HALF, std=HALF)
     assert preprocess._full_size(100, 100) == (200, 200)
     assert preprocess._full_size(50, 400) == (100, 800)
     image = noise(120, 130)
     expected = image.resize((200, int(200 * 120 / 130)), Image.Resampling.BICUBIC)
-    top = int(round((expected.height - 100) / 2.0))
+    top = round((expected.height - 100) / 2.0)
     difference = np.abs(
         preprocess.resize_and_crop(image).astype(int) - np.asarray(expected.crop((0, top, 200, top + 100)))
     )
@@ -115,7 +113,7 @@ def test_non_square_sizes_are_covered_by_the_axis_that_needs_more() -> None:
     st.sampled_from(["cover", "squash"]),
     st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
 )
-def test_every_shape_gives_the_wanted_size_and_keeps_a_flat_colour(height, width, size, crop, resize, interpolation):
+def test_every_shape_gives_the_model_size_and_keeps_a_flat_color(height, width, size, crop, resize, interpolation):
     preprocess = Preprocess(size, resize, crop, interpolation, mean=HALF, std=HALF)
     pixels = preprocess.resize_and_crop(Image.new("RGB", (width, height), (10, 120, 250)))
     assert pixels.shape == (*size, 3)
@@ -124,13 +122,13 @@ def test_every_shape_gives_the_wanted_size_and_keeps_a_flat_colour(height, width
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (3, 20000), (2, 2)])
-def test_extreme_pictures(size: tuple[int, int]) -> None:
+def test_extreme_aspect_ratios(size: tuple[int, int]) -> None:
     pixels = PLAIN.resize_and_crop(Image.new("RGB", size, (3, 4, 5)))
     assert pixels.shape == (224, 224, 3)
     assert (pixels == (3, 4, 5)).all()
 
 
-def test_normalise_is_bit_equal_to_the_plain_formula() -> None:
+def test_normalize_is_bit_equal_to_the_formula() -> None:
     preprocess = Preprocess((8, 12), mean=IMAGENET_MEAN, std=IMAGENET_STD)
     batch = torch.arange(256, dtype=torch.uint8).repeat(9).view(2, 8, 12, 12)[..., :3].contiguous()
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
@@ -142,31 +140,31 @@ def test_normalise_is_bit_equal_to_the_plain_formula() -> None:
     assert seen.shape == (2, 3, 8, 12)
 
 
-def test_normalise_leaves_its_input_alone() -> None:
+def test_normalize_does_not_change_its_input() -> None:
     batch = torch.full((1, 4, 4, 3), 200, dtype=torch.uint8)
     PLAIN.normalize(batch)
     assert (batch == 200).all()
 
 
-def test_call_is_pixels_then_normalise_and_ranges_from_minus_one_to_one() -> None:
+def test_call_is_resize_and_crop_then_normalize() -> None:
     image = noise(100, 120)
     assert torch.equal(PLAIN(image), PLAIN.normalize(torch.from_numpy(PLAIN.resize_and_crop(image))[None])[0])
     assert PLAIN(Image.new("RGB", (9, 9), "white")).unique().tolist() == [1.0]
     assert PLAIN(Image.new("RGB", (9, 9), "black")).unique().tolist() == [-1.0]
 
 
-def test_grey_and_colour_pictures_suit_both_kinds_of_model() -> None:
-    grey = Preprocess((16, 16), mean=(0.5,), std=(0.25,))
-    assert grey.mode == "L"
-    assert grey.channels == 1
-    assert grey(noise(20, 20)).shape == (1, 16, 16)
+def test_l_and_rgb_images_suit_both_kinds_of_models() -> None:
+    gray = Preprocess((16, 16), mean=(0.5,), std=(0.25,))
+    assert gray.mode == "L"
+    assert gray.channels == 1
+    assert gray(noise(20, 20)).shape == (1, 16, 16)
     seen = PLAIN(noise(20, 20, channels=1))
     assert seen.shape == (3, 224, 224)
     assert torch.equal(seen[0], seen[1])
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "CMYK", "I;16"])
-def test_other_modes_are_refused_with_advice(mode: str) -> None:
+def test_other_modes_are_refused(mode: str) -> None:
     with pytest.raises(ImageError, match="to_mode"):
         PLAIN.resize_and_crop(Image.new(mode, (4, 4)))
 
@@ -181,10 +179,10 @@ def test_resize_size_matches_timm(crop: float, expected: int) -> None:
 def test_json_round_trip() -> None:
     preprocess = Preprocess((96, 128), "squash", 0.875, "lanczos", mean=IMAGENET_MEAN, std=IMAGENET_STD)
     assert Preprocess.from_json(json.loads(json.dumps(preprocess.to_json()))) == preprocess
-    hash(Preprocess.from_json(preprocess.to_json()))  # lists have become tuples
+    hash(Preprocess.from_json(preprocess.to_json()))  # lists became tuples
 
 
-def test_from_json_names_what_is_unknown_or_missing() -> None:
+def test_from_json_names_unknown_and_missing_fields() -> None:
     values = PLAIN.to_json()
     with pytest.raises(ConfigError, match="dept") as error:
         Preprocess.from_json(values | {"dept": 1})
@@ -227,18 +225,18 @@ def test_from_json_names_what_is_unknown_or_missing() -> None:
         ("interpolation", None),
     ],
 )
-def test_wrong_values_are_refused_by_name(name: str, value: object) -> None:
+def test_invalid_values_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"(?i)preprocess\.(?:{name}|size|mean).*{name}|preprocess\.{name}"):
         Preprocess.from_json(PLAIN.to_json() | {name: value})
 
 
-def test_a_channel_count_other_than_one_or_three_is_refused() -> None:
-    with pytest.raises(ConfigError, match="1 number .* or 3 numbers"):
+def test_number_of_channels_must_be_1_or_3() -> None:
+    with pytest.raises(ConfigError, match=r"1 number .* or 3 numbers"):
         Preprocess((8, 8), mean=(0.5,) * 4, std=(0.5,) * 4)
 
 
-def test_a_line_that_is_squashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 x 1,000,000 pixels, brought to the model's width first, would take a gigabyte on the way."""
+def test_squash_of_a_very_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 x 1,000,000 pixels, resized horizontally first, would need a gigabyte."""
     squash = Preprocess((224, 224), "squash", mean=HALF, std=HALF)
     asked: list[int] = []
     resize = Image.Image.resize
@@ -255,10 +253,10 @@ def test_a_line_that_is_squashed(monkeypatch: pytest.MonkeyPatch) -> None:
     blurred = Image.fromarray(np.linspace(0, 255, 90 * 70).astype(np.uint8).reshape(90, 70)).convert("RGB")
     usual = squash.resize_and_crop(blurred).astype(int)
     monkeypatch.setattr(preprocess, "MAX_INTERMEDIATE_PIXELS", 0)
-    assert np.abs(squash.resize_and_crop(blurred) - usual).max() <= 2, "the other way round it is the same picture"
+    assert np.abs(squash.resize_and_crop(blurred) - usual).max() <= 2, "the order of the passes must not matter"
 
 
-def test_what_cannot_be_resized_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resize_failure_raises_image_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **named: object) -> None:
         raise MemoryError("no room")
 

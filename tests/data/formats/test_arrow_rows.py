@@ -1,4 +1,4 @@
-"""Parquet files and Hugging Face data sets: which columns count, what a cell may hold, what is left out."""
+"""Parquet files and saved Hugging Face datasets: columns, cells, and what is left out."""
 
 import io
 import json
@@ -21,13 +21,13 @@ pa = pytest.importorskip("pyarrow", reason="needs the extra [data]")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra [data]")
 
 
-def png(grey: int, size: int = 8) -> bytes:
+def png(gray: int, size: int = 8) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (size, size), (grey, grey, grey)).save(file, "PNG")
+    Image.new("RGB", (size, size), (gray, gray, gray)).save(file, "PNG")
     return file.getvalue()
 
 
-def grey(source: Source, index: int) -> int:
+def gray(source: Source, index: int) -> int:
     return int(np.asarray(source.read(index, mode="L"))[0, 0])
 
 
@@ -40,20 +40,20 @@ def write(path: Path, columns: dict[str, Any], features: dict[str, Any] | None =
     return path
 
 
-def test_a_file_of_bytes_and_words(tmp_path: Path) -> None:
-    pictures = [png(i * 10) for i in range(8)]
-    path = write(tmp_path / "x.parquet", {"id": range(8), "image": pictures, "label": ["b", "a"] * 4})
+def test_bytes_and_string_labels(tmp_path: Path) -> None:
+    images = [png(i * 10) for i in range(8)]
+    path = write(tmp_path / "x.parquet", {"id": range(8), "image": images, "label": ["b", "a"] * 4})
     source = resolve_dataset(str(path)).splits["train"]
     assert source.labels == ("a", "b")
     assert source.targets.tolist() == [1, 0] * 4
-    assert [grey(source, i) for i in range(8)] == [i * 10 for i in range(8)]
-    assert [grey(source.subset(np.array([7, 2])), i) for i in (0, 1)] == [70, 20]
+    assert [gray(source, i) for i in range(8)] == [i * 10 for i in range(8)]
+    assert [gray(source.subset(np.array([7, 2])), i) for i in (0, 1)] == [70, 20]
     assert source.key(7) == "x.parquet row 7"
     assert source.name(7) == str(tmp_path / "x.parquet row 7")
 
 
-def test_parts_by_file_name_and_names_from_hugging_face(tmp_path: Path) -> None:
-    """Class names hold for all parts, in their own order, also those that no row has."""
+def test_splits_by_file_name_and_class_names_from_metadata(tmp_path: Path) -> None:
+    """Class names apply to all splits, in their own order, including classes without rows."""
     features = {"img": {"_type": "Image"}, "kind": {"names": ["zebra", "ant", "cow"], "_type": "ClassLabel"}}
     cells = [{"bytes": png(i), "path": None} for i in range(12)]
     for name, rows in (("train-00000-of-00002", range(6)), ("train-00001-of-00002", range(6, 12))):
@@ -62,28 +62,28 @@ def test_parts_by_file_name_and_names_from_hugging_face(tmp_path: Path) -> None:
     write(tmp_path / "data/validation-00000-of-00001.parquet", {"kind": [2], "img": [cells[5]]}, features)
     write(tmp_path / "data/test-00000-of-00001.parquet", {"kind": [-1, -1], "img": cells[:2]}, features)
     write(tmp_path / "data/extra.parquet", {"kind": [0], "img": cells[:1]}, features)
-    parts = open_data(DataConfig(source=str(tmp_path)), 0)
-    assert parts.train.labels == ("zebra", "ant", "cow")
-    assert parts.train.targets.tolist() == [0, 1] * 6
-    assert [grey(parts.train, i) for i in range(12)] == list(range(12))
-    assert parts.val is not None
-    assert parts.val.targets.tolist() == [2]
-    assert grey(parts.val, 0) == 5
-    assert parts.test is None
-    assert parts.notes[0].code == "split_left_out"
-    assert "'test'" in parts.notes[0]
-    assert "extra.parquet" in parts.notes[1]
-    assert len(parts.notes) == 2
+    splits = open_data(DataConfig(source=str(tmp_path)), 0)
+    assert splits.train.labels == ("zebra", "ant", "cow")
+    assert splits.train.targets.tolist() == [0, 1] * 6
+    assert [gray(splits.train, i) for i in range(12)] == list(range(12))
+    assert splits.val is not None
+    assert splits.val.targets.tolist() == [2]
+    assert gray(splits.val, 0) == 5
+    assert splits.test is None
+    assert splits.notes[0].code == "split_left_out"
+    assert "'test'" in splits.notes[0]
+    assert "extra.parquet" in splits.notes[1]
+    assert len(splits.notes) == 2
 
 
-def test_numbers_are_ordered_by_value(tmp_path: Path) -> None:
+def test_integer_labels_are_sorted_by_value(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [10, 9, 2, 10]})
     source = resolve_dataset(str(path)).splits["train"]
     assert source.labels == ("2", "9", "10")
     assert source.targets.tolist() == [2, 1, 0, 2]
 
 
-def test_unreadable_cells_are_single_failures(tmp_path: Path) -> None:
+def test_unreadable_cells_raise_image_error(tmp_path: Path) -> None:
     deep = io.BytesIO()
     Image.fromarray(np.full((4, 4), 65535 // 2, dtype=np.uint16)).save(deep, "PNG")
     (tmp_path / "beside.png").write_bytes(png(77))
@@ -98,13 +98,13 @@ def test_unreadable_cells_are_single_failures(tmp_path: Path) -> None:
         with pytest.raises(ImageError, match=f"^Cannot read .*{'gone' if index == 6 else f'row {index}'}") as error:
             source.read(index, mode="RGB")
         assert error.value.code == code
-    assert grey(source, 4) == 127
-    assert grey(source, 5) == 77
+    assert gray(source, 4) == 127
+    assert gray(source, 5) == 77
 
 
-def test_several_labels(tmp_path: Path) -> None:
+def test_multi_label(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [["a", "b"], ["b"], [], ["c", "b"]]})
-    with pytest.raises(DataError, match="row 0 has several labels, 'a', 'b'.*data.multi_label"):
+    with pytest.raises(DataError, match=r"row 0 has several labels, 'a', 'b'.*data.multi_label"):
         resolve_dataset(str(path))
     source = resolve_dataset(str(path), multi_label=True).splits["train"]
     assert source.labels == ("a", "b", "c")
@@ -133,7 +133,7 @@ def test_wrong_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 0 has the label 2, but there are only 2 classes"):
         resolve_dataset(str(path))
     (tmp_path / "junk.parquet").write_bytes(b"PAR1 but no more")
-    with pytest.raises(DataError, match="junk.parquet: it is damaged or not a Parquet file"):
+    with pytest.raises(DataError, match=r"junk.parquet: it is damaged or not a Parquet file"):
         resolve_dataset(str(tmp_path / "junk.parquet"))
     write(tmp_path / "two/a.parquet", {"image": [b"x"], "label": [2]})
     write(tmp_path / "two/b.parquet", {"image": [b"x"], "other": [2]})
@@ -155,7 +155,7 @@ def test_damaged_pages_are_image_errors(tmp_path: Path) -> None:
         assert error.value.code == code
 
 
-def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
+def test_row_group_cache_is_bounded(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [bytes([i]) * 1000 for i in range(30)], "label": [0] * 30})
     cells = RowGroups([path], "image", max_bytes=10_000)  # three groups of three rows
     wrong = []
@@ -177,16 +177,16 @@ def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set with two usable splits and one that is not, as Hugging Face's library saves it."""
+    """A dataset with two usable splits and an unusable one, saved by `datasets`."""
     datasets = pytest.importorskip("datasets", reason="needs the extra [data]")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["zoo", "arc"])})
 
-    def part(greys: list[int], labels: list[int]) -> Any:
-        cells = [{"bytes": png(g), "path": None} for g in greys]
+    def make_split(grays: list[int], labels: list[int]) -> Any:
+        cells = [{"bytes": png(g), "path": None} for g in grays]
         return datasets.Dataset.from_dict({"image": cells, "label": labels}, features=features)
 
-    both = {"train": part(list(range(10)), [0, 1] * 5).select([9, 8, 7, 6, 5, 4, 3, 2, 1, 0])}
-    both |= {"test": part([50], [0]), "unsupervised": part([60], [-1])}
+    both = {"train": make_split(list(range(10)), [0, 1] * 5).select([9, 8, 7, 6, 5, 4, 3, 2, 1, 0])}
+    both |= {"test": make_split([50], [0]), "unsupervised": make_split([60], [-1])}
     folder = tmp_path_factory.mktemp("saved")
     datasets.DatasetDict(both).save_to_disk(str(folder / "all"))
     both["train"].save_to_disk(str(folder / "train"))
@@ -195,46 +195,46 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_saved_dataset(saved: Path) -> None:
-    parts = open_data(DataConfig(source=str(saved / "all"), val_fraction=0.2), 0)
-    assert parts.train.labels == ("zoo", "arc")
-    assert parts.val is not None
-    assert len(parts.val) == 2
-    assert parts.test is not None
-    assert grey(parts.test, 0) == 50
-    assert "'unsupervised'" in parts.notes[0]
+def test_saved_dataset(saved: Path) -> None:
+    splits = open_data(DataConfig(source=str(saved / "all"), val_fraction=0.2), 0)
+    assert splits.train.labels == ("zoo", "arc")
+    assert splits.val is not None
+    assert len(splits.val) == 2
+    assert splits.test is not None
+    assert gray(splits.test, 0) == 50
+    assert "'unsupervised'" in splits.notes[0]
     whole = resolve_dataset(str(saved / "all")).splits["train"]
-    assert [grey(whole, i) for i in range(10)] == list(range(10))[::-1]
+    assert [gray(whole, i) for i in range(10)] == list(range(10))[::-1]
     assert whole.targets.tolist() == [1, 0] * 5
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda i: grey(whole, i % 10), range(200))) == list(range(10))[::-1] * 20
+        assert list(pool.map(lambda i: gray(whole, i % 10), range(200))) == list(range(10))[::-1] * 20
     assert whole.key(3) == "train row 3"
     assert whole.name(3) == str(saved / "all/train row 3")
     alone = resolve_dataset(str(saved / "train")).splits["train"]
     assert len(alone) == 10
-    assert grey(alone, 0) == 9
+    assert gray(alone, 0) == 9
 
 
-def test_hugging_face_writes_parquet_that_we_read(saved: Path) -> None:
+def test_parquet_written_by_datasets(saved: Path) -> None:
     found = resolve_dataset(str(saved / "files")).splits
     assert found["train"].labels == ("zoo", "arc")
-    assert grey(found["train"], 0) == 9
-    assert grey(found["test"], 0) == 50
+    assert gray(found["train"], 0) == 9
+    assert gray(found["test"], 0) == 50
 
 
-def test_the_hub_loader(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library takes a local folder for a name, which goes the same way as one of the hub."""
+def test_load_dataset_from_a_local_folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`load_dataset` accepts a local folder instead of a name."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
     found = resolve_dataset(f"hf-datasets:{saved / 'files'}").splits
     assert set(found) == {"train", "test"}
-    assert grey(found["train"], 3) == 6
+    assert gray(found["train"], 3) == 6
     with pytest.raises(HubError, match="Cannot load the dataset"):
         resolve_dataset(f"hf-datasets:{tmp_path / 'nowhere'}")
 
 
-def test_a_broken_saved_dataset(saved: Path, tmp_path: Path) -> None:
+def test_broken_saved_dataset(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs the extra [data]")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
     with pytest.raises(DataError, match="Cannot read the dataset saved in"):

@@ -1,4 +1,4 @@
-"""CSV files: which columns count, and for everything that is wrong a line number."""
+"""CSV files: accepted columns, and errors with line numbers."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_delimiters(folder: Path, name: str, mark: str) -> None:
     assert source.key(1) == "p/2.png"
 
 
-def test_numbers_are_ordered_by_value(folder: Path) -> None:
+def test_integer_labels_are_sorted_by_value(folder: Path) -> None:
     source = open_table(table(folder, "path,label\np/0.png,10\np/1.png,9\np/2.png,0\n"), multi_label=False).splits[
         "train"
     ]
@@ -52,16 +52,16 @@ def test_numbers_are_ordered_by_value(folder: Path) -> None:
     assert source.targets.tolist() == [2, 1, 0]
 
 
-def test_a_split_column(folder: Path) -> None:
+def test_split_column(folder: Path) -> None:
     text = "path,label,split\np/0.png,b,Train\np/1.png,a,train\np/2.png,b,validation\np/3.png,a,TEST\n"
-    parts = open_data(DataConfig(source=str(table(folder, text))), 0)
-    assert parts.train.labels == ("a", "b")
-    assert parts.train.targets.tolist() == [1, 0]
-    assert parts.val is not None
-    assert parts.val.targets.tolist() == [1]
-    assert parts.test is not None
-    assert parts.test.name(0).endswith("3.png")
-    assert parts.split_info["kind"] == "given"
+    splits = open_data(DataConfig(source=str(table(folder, text))), 0)
+    assert splits.train.labels == ("a", "b")
+    assert splits.train.targets.tolist() == [1, 0]
+    assert splits.val is not None
+    assert splits.val.targets.tolist() == [1]
+    assert splits.test is not None
+    assert splits.test.name(0).endswith("3.png")
+    assert splits.split_info["kind"] == "given"
     stranger = table(folder, text + "p/4.png,eel,test\n")
     with pytest.raises(DataError, match="The test set has classes that the training set lacks: 'eel'"):
         open_data(DataConfig(source=str(stranger)), 0)
@@ -73,7 +73,7 @@ ROWS = "path,label\np/0.png,cat\np/1.png,\np/0.png,dog\np/2.png,dog\np/2.png,eel
 
 
 @pytest.mark.parametrize("text", [LABELS, COLUMNS, ROWS])
-def test_several_labels(folder: Path, text: str) -> None:
+def test_multi_label(folder: Path, text: str) -> None:
     found = open_table(table(folder, text), multi_label=True)
     source = found.splits["train"]
     assert source.labels == ("cat", "dog", "eel")
@@ -82,7 +82,7 @@ def test_several_labels(folder: Path, text: str) -> None:
     assert not found.notes
 
 
-def test_repeated_lines_count_once(folder: Path) -> None:
+def test_duplicate_lines_count_once(folder: Path) -> None:
     found = open_table(table(folder, "path,label\np/0.png,a\np/1.png,b\np/0.png,a\n"), multi_label=False)
     assert len(found.splits["train"]) == 2
     assert "has 1 duplicate lines" in found.notes[0]
@@ -111,7 +111,7 @@ def test_repeated_lines_count_once(folder: Path) -> None:
         ("path,label\np/0.png," + "a" * 200_000 + "\n", "line 2: field larger"),
     ],
 )
-def test_wrong_files_are_told_by_line(folder: Path, text: str | bytes, message: str) -> None:
+def test_errors_name_the_line(folder: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_table(table(folder, text), multi_label=False)
 
@@ -123,27 +123,27 @@ def test_wrong_files_are_told_by_line(folder: Path, text: str | bytes, message: 
         ("path,split\np/0.png,train\n", "neither a column 'labels' nor class columns"),
     ],
 )
-def test_wrong_files_of_several_labels(folder: Path, text: str, message: str) -> None:
+def test_errors_of_multi_label_tables(folder: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_table(table(folder, text), multi_label=True)
 
 
-def test_missing_files_are_like_damaged_ones(folder: Path) -> None:
+def test_missing_image_raises_image_error(folder: Path) -> None:
     source = open_table(table(folder, "path,label\ngone.png,a\np/1.png,b\n"), multi_label=False).splits["train"]
     assert len(source) == 2
     source.read(1, mode="RGB")
-    with pytest.raises(ImageError, match="gone.png: there is no such file"):
+    with pytest.raises(ImageError, match=r"gone.png: there is no such file"):
         source.read(0, mode="RGB")
 
 
-def test_names_of_all_scripts(folder: Path) -> None:
+def test_unicode_paths_and_labels(folder: Path) -> None:
     Image.new("L", (4, 4), 9).save(folder / "p/猫 é.png")
     source = open_table(table(folder, "path,label\np/猫 é.png,кошка\np/0.png,犬\n"), multi_label=False).splits["train"]
     assert source.labels == ("кошка", "犬")
     assert np.asarray(source.read(0, mode="L"))[0, 0] == 9
 
 
-def test_a_million_lines_open(folder: Path) -> None:
+def test_a_million_lines(folder: Path) -> None:
     lines = "".join(f"p/{i}.png,class {i % 100}\n" for i in range(1_000_000))
     path = table(folder, "path,label\n" + lines)
     source = open_table(path, multi_label=False).splits["train"]

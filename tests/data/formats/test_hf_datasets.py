@@ -60,15 +60,15 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Keep standard error clean."""
 
-    def do_HEAD(self) -> None:  # noqa: N802  # name given by http.server
+    def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         paths = [path for path in self.server.files if path.replace("/", "%2F") in body or path in body]
         self.reply_json([self.entry(path) for path in paths])
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.server.log.append(path)
         api, files = f"/api/datasets/{REPO}", f"/datasets/{REPO}/resolve/"
@@ -144,7 +144,6 @@ def open_in_new_process(reference: str, endpoint: str, home: Path, **environment
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_hub_dataset_is_downloaded_then_read_from_the_cache(hub: DatasetHub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     expected = {
@@ -158,7 +157,6 @@ def test_hub_dataset_is_downloaded_then_read_from_the_cache(hub: DatasetHub, tmp
     assert offline["splits"] == expected
 
 
-@pytest.mark.slow
 def test_unknown_dataset_and_missing_network_are_hub_errors(hub: DatasetHub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     unknown = open_in_new_process("hf-datasets:owner/unknown", endpoint, tmp_path)

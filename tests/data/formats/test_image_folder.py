@@ -1,4 +1,4 @@
-"""Class folders, and how their names find the classes of a model."""
+"""Class folders, and the matching of their names to the classes of a model."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def make(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def test_class_folders(tmp_path: Path) -> None:
+def test_list_labeled_images(tmp_path: Path) -> None:
     make(tmp_path, "dog/2.jpg", "dog/1.jpg", "cat/deep/er/3.png", "cat/notes.txt", "stray.jpg", ".git/x.jpg")
     (tmp_path / "empty").mkdir()
     assert list_labeled_images(tmp_path) == [
@@ -26,7 +26,7 @@ def test_class_folders(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_folder_of_class_folders(tmp_path: Path) -> None:
+def test_folders_without_class_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         list_labeled_images(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no images"):
@@ -38,7 +38,7 @@ def test_what_is_no_folder_of_class_folders(tmp_path: Path) -> None:
         list_labeled_images(tmp_path / "1.jpg")
 
 
-def test_split_folders_are_pointed_out(tmp_path: Path) -> None:
+def test_split_folders_are_refused_as_classes(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "Val/cat/2.jpg")
     with pytest.raises(DataError, match=rf"use {re.escape(str(tmp_path))}/Val or {re.escape(str(tmp_path))}/train"):
         list_labeled_images(tmp_path)
@@ -80,19 +80,19 @@ LABELS = ["tench, Tinca tinca", "Great White-Shark", "projectile, missile", "mis
         ("7", 6),
     ],
 )
-def test_names_are_found_in_labels(name: str, index: int) -> None:
+def test_match_by_label(name: str, index: int) -> None:
     assert match_classes([name], LABELS, 7) == {name: index}
 
 
-def test_a_name_of_two_classes_fits_none() -> None:
-    with pytest.raises(DataError, match="'crane'.*ambiguous"):
+def test_ambiguous_name_matches_no_class() -> None:
+    with pytest.raises(DataError, match=r"'crane'.*ambiguous"):
         match_classes(["crane"], ["CRANE", "Crane"], 2)
-    assert match_classes(["Crane", "crane"], ["crane", "Crane"], 2) == {"Crane": 1, "crane": 0}  # to the letter
+    assert match_classes(["Crane", "crane"], ["crane", "Crane"], 2) == {"Crane": 1, "crane": 0}  # exact match
     with pytest.raises(DataError, match="'suit'"):
         match_classes(["suit"], ["maillot, suit", "tie, suit"], 2)
 
 
-def test_names_are_found_by_index() -> None:
+def test_match_by_index() -> None:
     assert match_classes(["0", "0007", "12"], None, 13) == {"0": 0, "0007": 7, "12": 12}
     assert match_classes(["0", "1"], ["cat", "dog"], 2) == {"0": 0, "1": 1}
     for bad in ("13", "-1", "1.0", "²", "٣", "9" * 5000, ""):
@@ -100,11 +100,11 @@ def test_names_are_found_by_index() -> None:
             match_classes(["0", bad], None, 13)
 
 
-def test_a_label_goes_before_an_index() -> None:
+def test_label_takes_precedence_over_index() -> None:
     assert match_classes(["0", "1"], ["1", "0"], 2) == {"0": 1, "1": 0}
 
 
-def test_names_are_found_by_wordnet_id_only_with_1000_classes() -> None:
+def test_match_by_wordnet_id_only_with_1000_classes() -> None:
     names = ["n01440764", "n15075141"]
     labels = [f"class {index}" for index in range(1000)]
     assert (
@@ -121,34 +121,34 @@ def test_all_of_imagenet_by_id_and_by_unambiguous_name() -> None:
     classes = imagenet_classes()
     assert list(match_classes([wnid for wnid, _ in classes], None, 1000).values()) == list(range(1000))
     labels = [names for _, names in classes]
-    # "crane" is a bird and a machine, and both have no other name.
+    # "crane" is a bird and a machine, and neither has another name.
     unique = [label for label in labels if labels.count(label) == 1]
     assert 990 < len(unique) < 1000
     matched = match_classes(unique, labels, 1000)
     assert all(labels[index] == name for name, index in matched.items())
 
 
-def test_one_scheme_must_fit_all() -> None:
+def test_all_names_must_match_by_the_same_scheme() -> None:
     with pytest.raises(DataError, match=r"the folders '1'\."):
         match_classes(["cat", "dog", "1"], ["cat", "dog"], 2)
 
 
-def test_at_most_five_misfits_are_named() -> None:
+def test_error_names_at_most_five_folders() -> None:
     with pytest.raises(DataError, match="'w0', 'w1', 'w2', 'w3', 'w4' and 3 more") as error:
         match_classes([f"w{index}" for index in range(8)], ["cat", "dog"], 2)
     assert "w5" not in str(error.value)
     assert "labels" in str(error.value)
 
 
-def test_the_order_of_folders_is_never_taken_for_the_classes() -> None:
-    with pytest.raises(DataError, match="order of the folders is not used.*provide the labels"):
+def test_folder_order_is_never_used_as_class_order() -> None:
+    with pytest.raises(DataError, match=r"order of the folders is not used.*provide the labels"):
         match_classes(["cat", "dog"], None, 2)
     with pytest.raises(DataError) as error:
         match_classes(["cat", "dog"], None, 3)
     assert "order" not in str(error.value)
 
 
-def test_labels_must_be_as_many_as_classes() -> None:
+def test_number_of_labels_must_match() -> None:
     with pytest.raises(DataError, match="2 labels for 3 classes"):
         match_classes(["cat"], ["cat", "dog"], 3)
 
@@ -165,10 +165,10 @@ def test_open_class_folders(tmp_path: Path) -> None:
     assert source.name(2) == str(tmp_path / "dog/1.jpg")
 
 
-def test_open_parts(tmp_path: Path) -> None:
+def test_open_splits(tmp_path: Path) -> None:
     make(tmp_path, "Training/cat/1.jpg", "Training/dog/2.jpg", "VALID/dog/3.jpg", "test/cat/4.jpg", "notes/x.txt")
     found = open_folder(tmp_path)
-    assert {name: part.labels for name, part in found.splits.items()} == {
+    assert {name: source.labels for name, source in found.splits.items()} == {
         "train": ("cat", "dog"),
         "val": ("dog",),
         "test": ("cat",),
@@ -177,7 +177,7 @@ def test_open_parts(tmp_path: Path) -> None:
     assert found.splits["train"].key(1) == "Training/dog/2.jpg"
 
 
-def test_parts_without_classes_and_folders_beside_parts_are_left_out_and_told(tmp_path: Path) -> None:
+def test_unlabeled_splits_and_other_folders_are_left_out(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "test/1.jpg", "copy/train/cat/1.jpg", ".cache/2.jpg")
     found = open_folder(tmp_path)
     assert set(found.splits) == {"train", "val"}
@@ -186,7 +186,7 @@ def test_parts_without_classes_and_folders_beside_parts_are_left_out_and_told(tm
     assert "'copy'" in found.notes[1]
 
 
-def test_two_folders_for_one_part(tmp_path: Path) -> None:
+def test_two_folders_for_one_split(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg")
     with pytest.raises(DataError, match="two folders for the validation set; one is validation"):
         open_folder(tmp_path)
@@ -199,7 +199,7 @@ def test_a_class_called_train_beside_another(tmp_path: Path) -> None:
     assert len(found.splits["train"]) == 3
 
 
-def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
+def test_symbolic_links_and_cycles(tmp_path: Path) -> None:
     make(tmp_path, "real/1.jpg", "data/dog/2.jpg")
     (tmp_path / "data/cat").symlink_to(tmp_path / "real", target_is_directory=True)
     (tmp_path / "data/dog/again").symlink_to(tmp_path / "data/dog", target_is_directory=True)

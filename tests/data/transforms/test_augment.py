@@ -1,4 +1,4 @@
-"""Each operation against Pillow, each distribution against what it should be, and every picture by itself.
+"""Each operation against Pillow, each distribution against its definition, each image independent of its batch.
 
 Keys are fixed, so a test either passes or fails for good; statistical limits would fail one true generator in 10,000.
 """
@@ -19,8 +19,8 @@ from patchword.config.presets import augmentation
 from patchword.data.keyed_rng import keys, uniform
 from patchword.data.transforms import image_ops as op
 from patchword.data.transforms.augment import augment
-from patchword.data.transforms.crop import sample_crop_boxes, crop_and_resize
-from patchword.data.transforms.mixup import sample_mixing_weights, mix_batch
+from patchword.data.transforms.crop import crop_and_resize, sample_crop_boxes
+from patchword.data.transforms.mixup import mix_batch, sample_mixing_weights
 from patchword.data.transforms.randaugment import OPS, apply_op, randaugment
 from patchword.errors import ConfigError
 
@@ -29,7 +29,7 @@ LEAST_P = 1e-4
 
 @cache
 def photographs(size: int = 48, channels: int = 3) -> np.ndarray:
-    """Eight parts of the two photographs that come with scikit-learn: uint8 (8, size, size, C)."""
+    """Eight crops of the two photos that come with scikit-learn: uint8 (8, size, size, C)."""
     parts = []
     for photograph in load_sample_images().images:
         image = Image.fromarray(photograph).convert("RGB" if channels == 3 else "L")
@@ -39,7 +39,7 @@ def photographs(size: int = 48, channels: int = 3) -> np.ndarray:
 
 
 def oddities(channels: int) -> np.ndarray:
-    """What trips formulas: black, white, one grey, two values, a ramp of few values, noise."""
+    """Edge cases: black, white, one gray level, two values, a ramp of few values, noise."""
     height, width = 19, 31
     ramp = np.broadcast_to((np.arange(width) * 7 % 251).astype(np.uint8)[:, None], (height, width, channels))
     noise = np.random.default_rng(0).integers(0, 256, (height, width, channels)).astype(np.uint8)
@@ -47,24 +47,24 @@ def oddities(channels: int) -> np.ndarray:
     return np.stack([*flat, np.where(noise < 128, 3, 250).astype(np.uint8), ramp, noise])
 
 
-def as_pillow(picture: np.ndarray) -> Image.Image:
-    return Image.fromarray(picture if picture.shape[2] == 3 else picture[..., 0])
+def as_pillow(photo: np.ndarray) -> Image.Image:
+    return Image.fromarray(photo if photo.shape[2] == 3 else photo[..., 0])
 
 
-def by_pillow(pictures: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> np.ndarray:
-    return np.stack([np.array(change(as_pillow(p))).reshape(p.shape) for p in pictures])
+def by_pillow(photos: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    return np.stack([np.array(change(as_pillow(p))).reshape(p.shape) for p in photos])
 
 
 def moved(image: Image.Image, *matrix: float) -> Image.Image:
-    grey = (128, 128, 128) if image.mode == "RGB" else 128
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=grey)
+    gray = (128, 128, 128) if image.mode == "RGB" else 128
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=gray)
 
 
 def rotated(image: Image.Image, degrees: float) -> Image.Image:
     return image.rotate(degrees, fillcolor=(128, 128, 128) if image.mode == "RGB" else 128)
 
 
-# What RandAugment's operations are at a level (magnitude / 10), where it changes tones and where it moves pixels.
+# RandAugment's operations at a level (magnitude / 10), in Pillow: color operations and geometric operations.
 TONES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "autocontrast": lambda image, level: ImageOps.autocontrast(image),
     "equalize": lambda image, level: ImageOps.equalize(image),
@@ -89,72 +89,72 @@ MOVES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("magnitude", [3, 7, 10, 15, 20, 30])
 @pytest.mark.parametrize("name", TONES)
-def test_tones_are_pillows_to_the_bit(name: str, magnitude: float, channels: int) -> None:
-    for pictures in (photographs(channels=channels), oddities(channels)):
-        ours = apply_op(name, pictures, magnitude, np.zeros((len(pictures), 3)))
-        np.testing.assert_array_equal(ours, by_pillow(pictures, lambda image: TONES[name](image, magnitude / 10)))
+def test_color_operations_match_pillow_exactly(name: str, magnitude: float, channels: int) -> None:
+    for photos in (photographs(channels=channels), oddities(channels)):
+        ours = apply_op(name, photos, magnitude, np.zeros((len(photos), 3)))
+        np.testing.assert_array_equal(ours, by_pillow(photos, lambda image: TONES[name](image, magnitude / 10)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("direction", [-1, 1])
 @pytest.mark.parametrize("magnitude", [0, 3, 10, 15, 19])  # 20 would shear by 0.6: every fifth row is a tie
 @pytest.mark.parametrize("name", MOVES)
-def test_moves_are_pillows(name: str, magnitude: float, direction: int, channels: int) -> None:
-    pictures = photographs(64, channels)[:, :50]
-    draws = np.full((len(pictures), 3), 0.2 if direction < 0 else 0.8)
-    ours = apply_op(name, pictures, magnitude, draws)
-    theirs = by_pillow(pictures, lambda image: MOVES[name](image, direction * magnitude / 10))
-    # Pillow counts in steps of 1/65536 of a pixel, so a few pixels fall on the other side of a border.
+def test_geometric_operations_match_pillow(name: str, magnitude: float, direction: int, channels: int) -> None:
+    photos = photographs(64, channels)[:, :50]
+    draws = np.full((len(photos), 3), 0.2 if direction < 0 else 0.8)
+    ours = apply_op(name, photos, magnitude, draws)
+    theirs = by_pillow(photos, lambda image: MOVES[name](image, direction * magnitude / 10))
+    # Pillow uses steps of 1/65536 pixel, so a few pixels are rounded to the neighbor.
     assert (ours != theirs).any(axis=3).mean() < 0.005
 
 
-def test_every_operation_has_an_oracle() -> None:
+def test_every_operation_is_tested() -> None:
     assert {*TONES, *MOVES, "cutout"} == set(OPS)
     with pytest.raises(ValueError, match="Unknown RandAugment operation 'smear'"):
         apply_op("smear", photographs(), 10, np.zeros((8, 3)))
 
 
-def test_magnitude_0_is_as_strong_as_augregs() -> None:
-    pictures, draws = photographs(), np.zeros((8, 3))
-    assert not apply_op("posterize", pictures, 0, draws).any()
-    np.testing.assert_array_equal(apply_op("solarize", pictures, 0, draws), 255 - pictures)
+def test_magnitude_0_matches_big_vision() -> None:
+    photos, draws = photographs(), np.zeros((8, 3))
+    assert not apply_op("posterize", photos, 0, draws).any()
+    np.testing.assert_array_equal(apply_op("solarize", photos, 0, draws), 255 - photos)
 
 
-@pytest.mark.parametrize("size, side", [(224, 120), (32, 17)])
-def test_cutout_of_randaugment_scales_with_the_picture(size: int, side: int) -> None:
-    picture = np.zeros((1, size, size, 3), np.uint8)
-    middle = apply_op("cutout", picture, 15, np.full((1, 3), 0.5))
+@pytest.mark.parametrize(("size", "side"), [(224, 120), (32, 17)])
+def test_randaugment_cutout_scales_with_the_image(size: int, side: int) -> None:
+    photo = np.zeros((1, size, size, 3), np.uint8)
+    middle = apply_op("cutout", photo, 15, np.full((1, 3), 0.5))
     assert (middle == op.FILL_VALUE).sum() == side * side * 3
-    corner = apply_op("cutout", picture, 15, np.zeros((1, 3)))
+    corner = apply_op("cutout", photo, 15, np.zeros((1, 3)))
     assert (corner == op.FILL_VALUE).sum() == (side - side // 2) ** 2 * 3
 
 
-def test_operations_are_chosen_equally_often_and_independently() -> None:
-    picture = photographs(16)[:1]
+def test_operations_are_sampled_uniformly_and_independently() -> None:
+    photo = photographs(16)[:1]
     same = np.zeros((1, 3))
     tones = [name for name in TONES if name != "solarize"]  # at 10 it changes nothing
-    results = randaugment(np.repeat(picture, 16_000, axis=0), 1, 10, keys(0, 0, np.arange(16_000)))
-    counts = [(results == apply_op(name, picture, 10, same)).all(axis=(1, 2, 3)).sum() for name in tones]
+    results = randaugment(np.repeat(photo, 16_000, axis=0), 1, 10, keys(0, 0, np.arange(16_000)))
+    counts = [(results == apply_op(name, photo, 10, same)).all(axis=(1, 2, 3)).sum() for name in tones]
     assert (
         stats.chisquare([*counts, 16_000 - sum(counts)], [*[1000] * len(tones), 16_000 - 1000 * len(tones)]).pvalue
         > LEAST_P
     )
-    assert (results == picture).all(axis=(1, 2, 3)).sum() == pytest.approx(1000, abs=120)  # solarize
+    assert (results == photo).all(axis=(1, 2, 3)).sum() == pytest.approx(1000, abs=120)  # solarize
 
-    twice = randaugment(np.repeat(picture, 16_000, axis=0), 2, 10, keys(0, 0, np.arange(16_000)))
-    others = (results != 255 - picture).any(axis=(1, 2, 3))  # which invert did not come first
+    twice = randaugment(np.repeat(photo, 16_000, axis=0), 2, 10, keys(0, 0, np.arange(16_000)))
+    others = (results != 255 - photo).any(axis=(1, 2, 3))  # without invert as the first operation
     assert (twice == 255 - results).all(axis=(1, 2, 3))[others].sum() == pytest.approx(15_000 / 16, abs=120)
 
 
-def test_directions_are_fair() -> None:
-    picture = np.zeros((1, 8, 8, 1), np.uint8)
-    results = randaugment(np.repeat(picture, 16_000, axis=0), 1, 10, keys(1, 0, np.arange(16_000)))
+def test_directions_are_equally_likely() -> None:
+    photo = np.zeros((1, 8, 8, 1), np.uint8)
+    results = randaugment(np.repeat(photo, 16_000, axis=0), 1, 10, keys(1, 0, np.arange(16_000)))
     right = (results[:, :, -1] == op.FILL_VALUE).all(axis=(1, 2)) & (results[:, :, 0] == 0).all(axis=(1, 2))
     left = (results[:, :, 0] == op.FILL_VALUE).all(axis=(1, 2)) & (results[:, :, -1] == 0).all(axis=(1, 2))
     assert right.sum() > 400
     assert left.sum() > 400
     assert abs(right.sum() - left.sum()) < 4 * math.sqrt(right.sum() + left.sum())
-    twice = randaugment(np.repeat(picture, 16_000, axis=0), 2, 10, keys(1, 0, np.arange(16_000)))
+    twice = randaugment(np.repeat(photo, 16_000, axis=0), 2, 10, keys(1, 0, np.arange(16_000)))
     emptied = (
         (twice == op.FILL_VALUE).all(axis=(1, 2, 3)).sum()
     )  # moved the same way twice, along one axis or the other
@@ -175,8 +175,8 @@ EVERYTHING = AugmentConfig(
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("config", [EVERYTHING, augmentation("strong"), AugmentConfig(crop="shift", flip=0.5)])
-def test_a_picture_does_not_depend_on_its_batch(config: AugmentConfig, channels: int) -> None:
-    images = torch.from_numpy(np.tile(photographs(27, channels), (8, 1, 1, 1))[:, :21])  # 64 pictures, no round sizes
+def test_augmentation_does_not_depend_on_the_batch(config: AugmentConfig, channels: int) -> None:
+    images = torch.from_numpy(np.tile(photographs(27, channels), (8, 1, 1, 1))[:, :21])  # 64 images of odd size
     names = keys(3, 4, np.arange(64))
     before = images.clone()
     together = augment(images, config, names)
@@ -190,14 +190,14 @@ def test_a_picture_does_not_depend_on_its_batch(config: AugmentConfig, channels:
     assert torch.equal(together[order], augment(images[order], config, names[order.numpy()]))
 
 
-def test_epochs_differ_and_repeat() -> None:
+def test_epochs_differ_and_are_reproducible() -> None:
     images = torch.from_numpy(photographs())
     first, second, again = (augment(images, EVERYTHING, keys(0, epoch, np.arange(8))) for epoch in (0, 1, 0))
     assert torch.equal(first, again)
     assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_the_defaults_change_nothing() -> None:
+def test_defaults_change_nothing() -> None:
     images = torch.from_numpy(photographs())
     result = augment(images, AugmentConfig(), keys(0, 0, np.arange(8)))
     assert torch.equal(result, images)
@@ -216,9 +216,9 @@ def test_flip() -> None:
 
 def test_shift_is_uniform_and_fills_with_zeros() -> None:
     height, width, count = 8, 16, 9000
-    picture = torch.arange(1, 1 + height * width, dtype=torch.uint8).view(1, height, width, 1)
-    result = augment(picture.repeat(count, 1, 1, 1), AugmentConfig(crop="shift"), keys(0, 0, np.arange(count)))
-    framed = torch.nn.functional.pad(picture, (0, 0, 2, 2, 1, 1))
+    photo = torch.arange(1, 1 + height * width, dtype=torch.uint8).view(1, height, width, 1)
+    result = augment(photo.repeat(count, 1, 1, 1), AugmentConfig(crop="shift"), keys(0, 0, np.arange(count)))
+    framed = torch.nn.functional.pad(photo, (0, 0, 2, 2, 1, 1))
     counts = []
     for top in range(3):  # 1/8 of 8 is 1 pixel, of 16 is 2
         for left in range(5):
@@ -228,28 +228,28 @@ def test_shift_is_uniform_and_fills_with_zeros() -> None:
     assert stats.chisquare(counts).pvalue > LEAST_P
 
 
-def test_color_changes_like_pillow() -> None:
-    pictures, names = photographs(), keys(0, 0, np.arange(8))
+def test_color_jitter_matches_pillow() -> None:
+    photos, names = photographs(), keys(0, 0, np.arange(8))
     factors = 1 + 0.4 * (2 * uniform(names, "colour", 3) - 1)
     theirs = []
-    for picture, (bright, contrast, colour) in zip(pictures, factors, strict=True):
-        image = ImageEnhance.Brightness(Image.fromarray(picture)).enhance(bright)
+    for photo, (bright, contrast, color) in zip(photos, factors, strict=True):
+        image = ImageEnhance.Brightness(Image.fromarray(photo)).enhance(bright)
         image = ImageEnhance.Contrast(image).enhance(contrast)
-        theirs.append(np.array(ImageEnhance.Color(image).enhance(colour)))
-    ours = augment(torch.from_numpy(pictures), AugmentConfig(color_jitter=0.4), names)
+        theirs.append(np.array(ImageEnhance.Color(image).enhance(color)))
+    ours = augment(torch.from_numpy(photos), AugmentConfig(color_jitter=0.4), names)
     np.testing.assert_array_equal(ours.numpy(), np.stack(theirs))
 
 
-def test_color_is_uniform() -> None:
-    grey = torch.full((5000, 1, 1, 3), 150, dtype=torch.uint8)  # contrast and saturation leave it as it is
-    result = augment(grey, AugmentConfig(color_jitter=0.5), keys(0, 0, np.arange(5000))).numpy()[:, 0, 0, 0]
+def test_color_jitter_is_uniform() -> None:
+    gray = torch.full((5000, 1, 1, 3), 150, dtype=torch.uint8)  # contrast and saturation do not change it
+    result = augment(gray, AugmentConfig(color_jitter=0.5), keys(0, 0, np.arange(5000))).numpy()[:, 0, 0, 0]
     assert result.min() >= 75
     assert result.max() <= 225
     spread = result + np.random.default_rng(0).random(5000)  # undoes the truncation
     assert stats.kstest(spread, stats.uniform(75, 150).cdf).pvalue > LEAST_P
 
 
-def test_cutout_blanks_a_square() -> None:
+def test_cutout_fills_a_square() -> None:
     images = torch.zeros(4000, 20, 20, 3, dtype=torch.uint8)
     result = augment(images, AugmentConfig(cutout=0.4), keys(0, 0, np.arange(4000))).numpy()
     blank = (result == op.FILL_VALUE).all(axis=3)
@@ -262,7 +262,7 @@ def test_cutout_blanks_a_square() -> None:
     assert stats.chisquare(np.bincount(blank.any(axis=2)[inside].argmax(axis=1), minlength=13)).pvalue > LEAST_P
 
 
-def test_erase_fills_a_rectangle_with_noise() -> None:
+def test_random_erasing_fills_a_box_with_noise() -> None:
     images = torch.full((4000, 32, 32, 3), 200, dtype=torch.uint8)
     result = augment(images, AugmentConfig(random_erasing=0.25), keys(0, 0, np.arange(4000))).numpy()
     changed = (result != 200).any(axis=3)
@@ -270,7 +270,7 @@ def test_erase_fills_a_rectangle_with_noise() -> None:
     assert len(erased) == pytest.approx(1000, abs=110)
     rows, columns = changed[erased].any(axis=2).sum(axis=1), changed[erased].any(axis=1).sum(axis=1)
     area = rows * columns / 1024
-    assert (changed[erased].sum(axis=(1, 2)) > 0.99 * rows * columns).all()  # noise may happen to be 200
+    assert (changed[erased].sum(axis=(1, 2)) > 0.99 * rows * columns).all()  # the noise may be 200 by chance
     assert 0.015 < area.min() < 0.04
     assert 0.29 < area.max() < 0.36
     noise = result[changed].reshape(-1)
@@ -280,7 +280,7 @@ def test_erase_fills_a_rectangle_with_noise() -> None:
 
 
 def plain_crop(draws: list[float], config: AugmentConfig, height: int, width: int) -> list[int]:
-    """One picture's box, written as torchvision's transform is described."""
+    """The box of one image, as torchvision's RandomResizedCrop is documented."""
     for area, proportion, down, across in zip(*(iter(draws),) * 4, strict=True):
         pixels = height * width * (config.scale[0] + area * (config.scale[1] - config.scale[0]))
         low, high = math.log(config.ratio[0]), math.log(config.ratio[1])
@@ -298,7 +298,7 @@ def plain_crop(draws: list[float], config: AugmentConfig, height: int, width: in
     return [left, top, left + columns, top + rows]
 
 
-def test_crop_boxes_are_those_of_a_plain_loop() -> None:
+def test_crop_boxes_match_a_scalar_implementation() -> None:
     config = AugmentConfig(crop="resized", scale=(0.3, 1.0))
     sizes = np.random.default_rng(0).integers(1, 400, (2, 500))
     sizes[:, :50] = np.random.default_rng(1).integers(1, 9, (2, 50))
@@ -312,9 +312,9 @@ def test_crop_boxes_are_those_of_a_plain_loop() -> None:
     np.testing.assert_array_equal(boxes, alone)
 
 
-def test_crop_boxes_have_the_right_distribution() -> None:
+def test_crop_boxes_have_the_expected_distribution() -> None:
     config = AugmentConfig(crop="resized", scale=(0.1, 0.4), ratio=(0.5, 2.0))
-    count, side = 20_000, 4000  # so small parts always fit, and rounding does not matter
+    count, side = 20_000, 4000  # large, so that boxes always fit and rounding is negligible
     left, top, right, bottom = sample_crop_boxes(config, keys(0, 0, np.arange(count)), *np.full((2, count), side)).T
     assert min(left.min(), top.min()) >= 0
     assert max(right.max(), bottom.max()) <= side
@@ -329,14 +329,14 @@ def test_crop_boxes_have_the_right_distribution() -> None:
     assert abs(np.corrcoef(top / (side - rows), left / (side - columns))[0, 1]) < 4 / math.sqrt(count)
 
 
-def test_crop_of_a_very_narrow_picture_is_its_centre() -> None:
+def test_narrow_images_fall_back_to_a_center_crop() -> None:
     boxes = sample_crop_boxes(
         AugmentConfig(crop="resized"), keys(0, 0, np.arange(2)), np.array([1, 1000]), np.array([1000, 3])
     )
     assert boxes.tolist() == [[499, 0, 500, 1], [0, 498, 3, 502]]
 
 
-def test_crop_resized() -> None:
+def test_crop_and_resize() -> None:
     photograph = Image.fromarray(load_sample_images().images[0])
     box = np.array([100, 50, 420, 290])
     pixels = crop_and_resize(photograph, box, (60, 80), "bicubic")
@@ -344,22 +344,22 @@ def test_crop_resized() -> None:
     assert pixels.dtype == np.uint8
     assert pixels.flags.writeable
     cut = np.array(photograph.crop((100, 50, 420, 290)).resize((80, 60), Image.Resampling.BICUBIC))
-    # At the edges the filter looks beyond the box here, and cannot there.
+    # At the edges the filter extends beyond the box here, but not there.
     np.testing.assert_array_equal(pixels[3:-3, 3:-3], cut[3:-3, 3:-3])
     assert crop_and_resize(photograph.convert("L"), box, (60, 80), "bilinear").shape == (60, 80, 1)
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.8, 1.0, 5.0, 100.0])
-def test_shares_follow_a_beta_distribution(alpha: float) -> None:
+def test_mixing_weights_follow_a_beta_distribution(alpha: float) -> None:
     _, shares = sample_mixing_weights(AugmentConfig(mixup=alpha), keys(0, 0, np.arange(20_000)), 8, 8)
     assert shares.mean() == pytest.approx(0.5, abs=4 * shares.std() / math.sqrt(20_000))
     assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
-    if alpha >= 0.2:  # below, much of the distribution lies nearer to 1 than a number can
+    if alpha >= 0.2:  # below 0.2, much of the distribution is closer to 1 than a float can express
         assert stats.kstest(shares, stats.beta(alpha, alpha).cdf).pvalue > LEAST_P
 
 
 def black_and_white(pairs: int, height: int = 16, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of a black and a white picture, with labels 0 and 1: pixels then show what was lent."""
+    """Pairs of a black and a white image with the labels 0 and 1: pixels then show the mixing weights."""
     white = torch.arange(2 * pairs) % 2
     return white.view(-1, 1, 1, 1).expand(-1, 3, height, width).float().clone(), torch.eye(2)[white]
 
@@ -368,14 +368,14 @@ MIXES = [AugmentConfig(mixup=0.8), AugmentConfig(cutmix=1.0), AugmentConfig(mixu
 
 
 @pytest.mark.parametrize("config", MIXES)
-def test_labels_are_mixed_as_pixels_are(config: AugmentConfig) -> None:
+def test_labels_are_mixed_like_pixels(config: AugmentConfig) -> None:
     before, labels = black_and_white(500)
     images, targets = mix_batch(before, labels, config, keys(0, 0, np.arange(1000)))
     assert images.data_ptr() == before.data_ptr()
     assert targets.data_ptr() == labels.data_ptr()
     torch.testing.assert_close(images.mean((1, 2, 3)), targets[:, 1], atol=1e-5, rtol=0)
     torch.testing.assert_close(targets.sum(1), torch.ones(1000))
-    torch.testing.assert_close(images[0::2] + images[1::2], torch.ones(500, 3, 16, 24))  # nothing is lost
+    torch.testing.assert_close(images[0::2] + images[1::2], torch.ones(500, 3, 16, 24))  # the sum is preserved
     assert 0.15 < targets[0::2, 1].std() < 0.4
 
 
@@ -385,24 +385,24 @@ def test_cutmix_exchanges_boxes() -> None:
     assert set(lent_pixels.unique().tolist()) == {0.0, 1.0}
     rows, columns = lent_pixels.amax(2).sum(1), lent_pixels.amax(1).sum(1)
     torch.testing.assert_close(lent_pixels.sum((1, 2)), rows * columns)
-    # A square of the uniform area a, its centre uniform and its corners cut off: along one side sqrt(a) - a/4 is left
-    # on average, so in both together E[(s - s*s/4)**2] with s = sqrt(a), which is 1/2 - 1/5 + 1/48. The centres are
+    # A square of the uniform area a, its center uniform and its corners cut off: along one side sqrt(a) - a/4 is left
+    # on average, so in both together E[(s - s*s/4)**2] with s = sqrt(a), which is 1/2 - 1/5 + 1/48. The centers are
     # whole pixels and sides are rounded down, hence the tolerance.
     assert targets[0::2, 1].mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.03)
-    cover = lent_pixels.mean((0, 1))  # of each column; the centre of it all is that of the picture
+    cover = lent_pixels.mean((0, 1))  # of each column; the mean position is the center of the image
     assert (cover * torch.arange(24)).sum() / cover.sum() == pytest.approx(11.5, abs=0.4)
 
 
-def test_each_pair_mixes_one_way_by_a_fair_coin() -> None:
+def test_each_pair_uses_mixup_or_cutmix_with_equal_probability() -> None:
     images, _ = mix_batch(*black_and_white(2000), AugmentConfig(mixup=1.0, cutmix=1.0), keys(0, 0, np.arange(4000)))
     cut = ((images[0::2] == 0) | (images[0::2] == 1)).flatten(1).all(1)
     assert cut.sum() == pytest.approx(1000, abs=90)
-    assert (images[0::2][~cut].flatten(1).std(1) == 0).all()  # the others are one even grey
+    assert (images[0::2][~cut].flatten(1).std(1) == 0).all()  # the others have a constant gray level
 
 
 @pytest.mark.parametrize("config", MIXES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_mixing_does_not_depend_on_how_a_batch_is_divided(config: AugmentConfig, threads: int) -> None:
+def test_mixing_does_not_depend_on_the_division_of_a_batch(config: AugmentConfig, threads: int) -> None:
     names = keys(2, 3, np.arange(31))
     images = torch.from_numpy(uniform(names, "pixels", 3 * 13 * 17)).float().view(31, 3, 13, 17)
     targets = torch.from_numpy(uniform(names, "labels", 5)).float()
@@ -434,7 +434,7 @@ def test_without_mixing_nothing_changes() -> None:
 
 @pytest.mark.parametrize("config", MIXES)
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_batch_without_pairs_stays(config: AugmentConfig, count: int) -> None:
+def test_single_sample_is_not_mixed(config: AugmentConfig, count: int) -> None:
     images, targets = (batch[1 : 1 + count].clone() for batch in black_and_white(1))
     mix_batch(images, targets, config, keys(0, 0, np.arange(count)))
     assert images.shape == (count, 3, 16, 24)
@@ -442,7 +442,7 @@ def test_a_batch_without_pairs_stays(config: AugmentConfig, count: int) -> None:
     assert (targets == torch.tensor([0.0, 1.0])).all()
 
 
-def test_an_empty_batch_stays_empty() -> None:
+def test_empty_batch() -> None:
     assert augment(torch.zeros(0, 8, 8, 3, dtype=torch.uint8), EVERYTHING, keys(0, 0, np.arange(0))).shape == (
         0,
         8,
@@ -466,7 +466,7 @@ def test_augmentation_presets(name: str) -> None:
 
 
 def test_unknown_augmentation() -> None:
-    with pytest.raises(ConfigError, match="There is no augmentation 'huge'. Known: none, light, medium, strong."):
+    with pytest.raises(ConfigError, match=r"There is no augmentation 'huge'. Known: none, light, medium, strong."):
         augmentation("huge")
     with pytest.raises(ConfigError, match="has no field flips"):
         augmentation("light", flips=1)
