@@ -28,6 +28,12 @@ UPDATE = os.environ.get("PATCHWORD_UPDATE_SNAPSHOTS") == "1"
 # A rename in one document only is written "document:path.to.old" -> "new", with the old names in the path and without
 # "[]": "evaluate:comparison.first".
 RENAMED_KEYS: dict[str, str] = {
+    "inspect:colours": "patch_colors",
+    "inspect:colours.colours": "colors",
+    "inspect:trust": "faithfulness",
+    "inspect:walk": "walkthrough",
+    "inspect:walk.embedded": "patch_embeddings",
+    "inspect:walk.entering": "tokens",
     "accumulate": "grad_accum_steps",
     "agreement": "parity",
     "balanced": "balanced_sampling",
@@ -120,6 +126,7 @@ ADDED_KEYS: dict[str, str] = {
     "serve_attention:results[].code": "string",
     "serve_embed:results[].code": "string",
     "serve_explain:results[].code": "string",
+    "serve_problem:code": "string",
     "serve_predict:results[].code": "string",  # error codes: control flow must not depend on wording
 }
 

@@ -82,7 +82,7 @@ class Family:
         raise NotImplementedError
 
     def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
-        """The inverse of `normalise`."""
+        """The inverse of `normalize`."""
         return tensors
 
     def num_positioned_tokens(self, config: ViTConfig) -> int:

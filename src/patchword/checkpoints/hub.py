@@ -188,7 +188,7 @@ def _explain_error(error: Exception, repo: str, revision: str, storage: Path, en
         return f"{repo} is gated. Accept its terms at {endpoint}/{repo}, then set HF_TOKEN to a token of that account."
     if isinstance(error, RevisionNotFoundError):
         return f"{repo} at {endpoint} has no revision {revision!r}. Omit @{revision} for the latest."
-    if status in (401, 403, 404):  # the hub answers with any of these for private repositories
+    if status in (401, 403, 404):  # the hub sends any of these for private repositories
         return f"{endpoint} has no model {repo} (HTTP {status}). Check the name; if it is private, set HF_TOKEN."
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         return f"Could not store {repo} in {storage}: {error}. Free some space, or set HF_HOME to another directory."

@@ -30,7 +30,7 @@ class DataConfig(JsonConfig):
     train_fraction: float = 1.0
     """Fraction of the training set, after the validation split, that is trained on."""
     multi_label: bool = False
-    """Whether an image can have several labels, each of which is predicted by itself."""
+    """Whether an image can have more than one label, each of which is predicted by itself."""
     balanced_sampling: bool = False
     """Whether every class is sampled equally often."""
     num_workers: int = 2

@@ -71,7 +71,7 @@ def read_layer(model: Model, layer: int | None, images: Tensor) -> Tensor:
 
 
 def cache_path(encoder: Encoder, source: Source, layer: int | None) -> Path | None:
-    """The file of these features; None if it cannot be told cheaply whether the images have changed."""
+    """The file of these features; None if a change of the images cannot be detected cheaply."""
     stamp = source_stamp(source)
     if stamp is None:
         return None

@@ -37,7 +37,7 @@ class InputImage:
 
     name: str  # its path, or its name in a dataset
     image: ImageInput
-    label: str | tuple[str, ...] | None = None  # a tuple if images can have several labels; None: unlabeled
+    label: str | tuple[str, ...] | None = None  # a tuple if images can have more than one label; None: unlabeled
     split: str = ""  # of the dataset that it is from
 
     @property
@@ -115,7 +115,7 @@ def resolve_labeled_images(data: str | Path, multi_label: bool = False) -> list[
 
     Args:
         data: the folder, or a dataset reference: its test split is used, else validation, else training.
-        multi_label: an image can have several labels.
+        multi_label: an image can have more than one label.
     """
     folder = Path(data).expanduser()
     if folder.is_dir() and is_plain_folder(folder):

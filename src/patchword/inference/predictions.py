@@ -47,7 +47,7 @@ def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def to_probabilities(logits: Tensor, multi_label: bool) -> Tensor:
-    """Softmax over the last dimension, or a sigmoid of each class if an image can have several labels."""
+    """Softmax over the last dimension, or a sigmoid of each class if an image can have more than one label."""
     return logits.sigmoid() if multi_label else logits.softmax(dim=-1)
 
 

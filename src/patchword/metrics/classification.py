@@ -19,7 +19,7 @@ Intervals = dict[str, tuple[float, float]]
 
 
 class PredictionRow(TypedDict):
-    """What a model predicted for one labeled image. Multi-label models join several labels by "; "."""
+    """What a model predicted for one labeled image. Multi-label models join their labels by "; "."""
 
     name: str
     true: str

@@ -13,7 +13,7 @@ from .report_data import Row, TrainingReport, finite
 
 WIDTH, HEIGHT = 520, 270
 LEFT, RIGHT, TOP, BOTTOM = 52, 78, 12, 40  # room for tick labels, and for the lines' names at their ends
-MAX_POINTS = 400  # of one line; more cannot be told apart
+MAX_POINTS = 400  # of one line; more cannot be distinguished
 MAX_DOTS = 40  # points of a validation line up to which each is marked
 LINE_HEIGHT = 14
 

@@ -34,8 +34,8 @@ from ..plots.overlay import overlay_heatmap
 from ..plots.panel import Panel
 
 # Names of all panels, in the order of the report.
-NAMES: tuple[str, ...] = ("filters", "positions", "attention_distance", "walk", "heads", "explanations", "classes")
-NAMES += ("trust", "norms", "similarity", "colours")
+NAMES: tuple[str, ...] = ("filters", "positions", "attention_distance", "walkthrough", "heads", "explanations", "classes")
+NAMES += ("faithfulness", "norms", "similarity", "patch_colors")
 BATCH_SIZE = 8
 NUM_ORIGINALS = 6  # images that the command keeps uncropped, to be shown
 NUM_OVERLAYS = 4  # images in the figure of explanations
@@ -194,7 +194,7 @@ def make_attention_distance_panel(subject: Subject, model: ViT, panel: Callable[
     return panel(caption, paper, partial(plot_attention_distance, reach), arrays)
 
 
-@for_attention("walk", "One image through the model")
+@for_attention("walkthrough", "One image through the model")
 def make_walkthrough_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
     """The forward pass of one image, step by step (Figure 1)."""
     from ..plots.walkthrough_plot import plot_walkthrough
@@ -208,8 +208,8 @@ def make_walkthrough_panel(subject: Subject, model: ViT, panel: Callable[..., Pa
     draw = partial(plot_walkthrough, walk, scores, describe_reader(model), describe_attender(model), model.config)
     paper = "The paper's Figure 1, computed for this image."
     arrays = {
-        "embedded": walk.patch_embeddings,
-        "entering": walk.tokens,
+        "patch_embeddings": walk.patch_embeddings,
+        "tokens": walk.tokens,
         "attention": walk.attention,
         "logits": walk.logits,
     }
@@ -289,7 +289,7 @@ def make_classes_panel(subject: Subject) -> Panel:
 
 def make_faithfulness_panel(subject: Subject) -> Panel:
     """Deletion, insertion and parameter randomization tests of the explanations."""
-    name, title, methods = "trust", "Faithfulness of the explanations", methods_for(subject.model.config)
+    name, title, methods = "faithfulness", "Faithfulness of the explanations", methods_for(subject.model.config)
     if not methods:
         return Panel.absent(name, title, NO_BLOCKS)
     from ..plots.faithfulness_plot import plot_faithfulness
@@ -394,16 +394,16 @@ def make_similarity_panel(subject: Subject, model: ViT, panel: Callable[..., Pan
     return panel(caption, "", partial(plot_patch_similarity, view, maps), arrays)
 
 
-@for_attention("colours", "Principal components of the patch tokens")
+@for_attention("patch_colors", "Principal components of the patch tokens")
 def make_token_colors_panel(subject: Subject, model: ViT, panel: Callable[..., Panel]) -> Panel:
     """Principal components of the patch tokens as colors."""
     from ..plots.token_plot import plot_patch_colors
     from ..plots.walkthrough_plot import to_image
 
-    colours = patch_colors(model, subject.images)
+    colors = patch_colors(model, subject.images)
     views = [to_image(pixels.numpy()) for pixels in subject.batch.pixels[: len(subject.images)]]
     caption = (
         "The first three principal components of the patch tokens after the last block, over all images, as red, green "
     )
     caption += "and blue: similar colors mean similar content, also across images."
-    return panel(caption, "", partial(plot_patch_colors, views, colours), {"colours": colours})
+    return panel(caption, "", partial(plot_patch_colors, views, colors), {"colors": colors})

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -144,7 +144,8 @@ def make_plan(
                 code="budget_too_short",
             )
         say(f"each run has {steps} steps; a step of the slowest model takes {step_seconds:.3f} s")
-    plan = Plan(**settings, steps=steps, seconds_per_run=(budget - (now() - started)) / total_length)
+    length: dict[str, Any] = {"steps": steps, "seconds_per_run": (budget - (now() - started)) / total_length}
+    plan = cast(Plan, settings | length)
     replace_json(out / PLAN_FILE, plan)
     return plan
 

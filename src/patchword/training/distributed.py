@@ -84,7 +84,7 @@ class ProcessGroup:
         result, error = self.broadcast((result, error))
         if error is not None:
             raise error
-        return result  # type: ignore[no-any-return]  # the main process's value
+        return result  # the main process's value
 
     def all_gather(self, value: Value) -> list[Value]:
         """Return the values of all processes, by rank."""

@@ -35,7 +35,7 @@ class EvalOutputs:
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an image can have several labels."""
+        """Whether an image can have more than one label."""
         return self.targets.ndim == 2
 
     def metrics(self) -> dict[str, float | int]:

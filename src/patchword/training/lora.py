@@ -20,7 +20,7 @@ class LoRALinear(nn.Module):
         """Map (B, N, D) to (B, N, num_maps * width)."""
         low = (x @ self.down.T).reshape(*x.shape[:-1], self.num_maps, -1)  # (B, N, num_maps, rank)
         update: Tensor = torch.einsum("bnpr,pwr->bnpw", low, self.up).flatten(2)
-        return self.linear(x) + update  # type: ignore[no-any-return]  # a module call
+        return self.linear(x) + update
 
     def merged_weight(self) -> Tensor:
         """Return the weight of the equivalent plain linear layer."""

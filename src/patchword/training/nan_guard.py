@@ -124,7 +124,7 @@ def locate_fault(
         return locations[0]
     if not is_finite(loss):
         return FaultLocation("loss", "loss", tensor_digest(loss))
-    loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+    loss.backward()
     gradients = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
     locations = [FaultLocation("backward", name, tensor_digest(g)) for name, g in gradients if not is_finite(g.norm())]
     return locations[-1] if locations else None  # the last in the model is the first in the backward pass

@@ -202,7 +202,7 @@ class Trainer:
                 torch.manual_seed(self.dropout_seed(number))
                 with autocast(self.config.precision, self.group.device):
                     loss, logits = self.objective(self.model, **inputs)
-                (loss / len(batches)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+                (loss / len(batches)).backward()
                 loss = loss.detach().float()
             losses.append(loss)
             if batch.targets.ndim == 1:
