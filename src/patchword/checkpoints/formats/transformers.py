@@ -255,7 +255,7 @@ def transformers_processor(preprocess: Fields) -> Fields:
     resample = {name: number for number, name in RESAMPLING.items()}[preprocess["interpolation"]]
     result: Fields = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
     result |= {"image_mean": list(preprocess["mean"]), "image_std": list(preprocess["std"]), "resample": resample}
-    rows, columns = (int(side / preprocess["crop"] + 1e-6) for side in (height, width))  # as Preprocess.resized_to
+    rows, columns = (int(side / preprocess["crop"] + 1e-6) for side in (height, width))  # as Preprocess.resize_size
     squash, crop = preprocess["resize"] == "squash", {"height": height, "width": width}
     if squash and (rows, columns) == (height, width):
         return {**result, "image_processor_type": "ViTImageProcessor", "size": crop}
