@@ -38,7 +38,7 @@ class Snapshot:
         metrics_bytes: The length of metrics.jsonl.
         best: The row of the best evaluation so far.
         tensors: The weights, averages and optimizer state that the checkpoint's model does not hold.
-        notes: What was reported so far.
+        notes: What was reported so far; None if an early version, which did not save it, wrote the checkpoint.
         first_step_at: Seconds of the budget that were spent when the first step began; None without a budget.
     """
 
@@ -47,12 +47,12 @@ class Snapshot:
     metrics_bytes: int
     best: dict[str, Any] | None
     tensors: dict[str, Tensor]
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] | None = ()
     first_step_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the tensors."""
-        extra: dict[str, Any] = {"messages": [note.to_json() for note in self.notes]}
+        extra: dict[str, Any] = {"messages": [note.to_json() for note in self.notes or ()]}
         if self.first_step_at is not None:
             extra["first_step_at"] = self.first_step_at
         plain = {name: getattr(self, name) for name in ("step", "seconds", "metrics_bytes", "best")}
@@ -62,7 +62,8 @@ class Snapshot:
     def from_json(cls, document: dict[str, Any], tensors: dict[str, Tensor]) -> "Snapshot":
         """Inverse of `to_json`; also reads what earlier versions wrote ("told", "begun")."""
         extra = document["notes"]
-        notes = tuple(map(Note.from_json, extra.get("messages", extra.get("told", ()))))
+        saved = extra.get("messages", extra.get("told"))
+        notes = None if saved is None else tuple(map(Note.from_json, saved))
         plain = {name: document[name] for name in ("step", "seconds", "metrics_bytes", "best")}
         return cls(**plain, tensors=tensors, notes=notes, first_step_at=extra.get("first_step_at", extra.get("begun")))
 

@@ -223,7 +223,7 @@ class Run:
         self.trainer.restore(snapshot.step, loaded.model, snapshot.tensors)
         self.best, self.metrics_bytes = snapshot.best, snapshot.metrics_bytes
         self.spent = max(self.spent, snapshot.seconds)
-        self.notes = [*(snapshot.notes or self.notes), *loaded.notes]
+        self.notes = [*(self.notes if snapshot.notes is None else snapshot.notes), *loaded.notes]
 
     @property
     def seconds(self) -> float:
