@@ -1,4 +1,4 @@
-# A plain torch brings gigabytes for accelerators; --build-arg TORCH=<address of a CPU wheel> saves them.
+# By default pip installs torch with CUDA (several GB). --build-arg TORCH=<URL of a CPU wheel> avoids it.
 FROM python:3.11-slim
 ARG TORCH=torch==2.13.0
 WORKDIR /opt/patchword

@@ -1,4 +1,4 @@
-"""`python -m patchword` is the command `patchword`."""
+"""Entry point of `python -m patchword`."""
 
 from .cli.main import main
 

@@ -1,11 +1,15 @@
-"""The commands as a user types them: output, exit codes, and a sentence for every mistake."""
+"""The commands as users type them: output, exit codes and error messages."""
 
+import contextlib
 import csv
+import functools
+import inspect
 import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,37 +17,46 @@ import torch
 from PIL import Image
 
 import patchword
-from helpers.color_classifier import COLOURS, colour_checkpoint
-from helpers.command import run
+from helpers.color_classifier import COLORS, color_checkpoint
+from helpers.command import run, run_in_process
 from helpers.hub_server import REPO, Hub
 from helpers.small_checkpoint import make_checkpoint as small_checkpoint
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.cli import main as cli
-from patchword.cli.config_flags import model_flags
+from patchword.cli.config_flags import RENAMED_FLAGS, model_flags, run_flags
 from patchword.config import ViTConfig
 from patchword.data.preprocess import Preprocess
+from patchword.errors import ConfigError
 from patchword.inference.classifier import Classifier
 from patchword.inference.predict import fingerprint
-from patchword.inference.prediction_csv import Table
+from patchword.inference.prediction_csv import PredictionTable
 from patchword.models import build_model
+from patchword.recipes import load_recipe
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    write_checkpoint(tmp_path / "model", colour_checkpoint())
+    write_checkpoint(tmp_path / "model", color_checkpoint())
     return tmp_path / "model"
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    for name, colour in COLOURS.items():
+    for name, color in COLORS.items():
         (tmp_path / "data" / name).mkdir(parents=True)
-        Image.new("RGB", (20, 30), colour).save(tmp_path / "data" / name / "a.png")
+        Image.new("RGB", (20, 30), color).save(tmp_path / "data" / name / "a.png")
     return tmp_path / "data"
 
 
-def test_help_is_complete_and_imports_nothing_slow() -> None:
-    """0.31 s on a quiet machine (LOG.md); what would make it seconds is an import of torch."""
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Run:
+    return functools.partial(run_in_process, capsys)
+
+
+def test_help_lists_all_commands_and_imports_nothing_slow() -> None:
+    """Importing torch would take seconds; without it --help takes 0.3 s."""
     script = "import sys; from patchword.cli.main import main\n"
     script += "try: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules, 'numpy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -71,11 +84,11 @@ def test_predict_json(model: Path, data: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_predict_for_people_and_for_tables(model: Path, data: Path, tmp_path: Path) -> None:
-    shown = run("predict", model, data / "red/a.png")
-    assert shown.returncode == 0
-    assert "red" in shown.stdout
-    assert "%" in shown.stdout
+def test_predict_prints_text_and_writes_csv(model: Path, data: Path, tmp_path: Path) -> None:
+    result = run("predict", model, data / "red/a.png")
+    assert result.returncode == 0
+    assert "red" in result.stdout
+    assert "%" in result.stdout
     out = tmp_path / "table.csv"
     assert run("predict", model, data, "--csv", out, "--top", 2).returncode == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))
@@ -86,79 +99,80 @@ def test_predict_for_people_and_for_tables(model: Path, data: Path, tmp_path: Pa
 def test_evaluate(model: Path, data: Path) -> None:
     result = run("evaluate", model, data, "--json")
     assert result.returncode == 0
-    found = json.loads(result.stdout)
-    assert (found["top1"], found["n"], found["skipped"]) == (1.0, 3, 0)
-    assert {"top5", "ece", "nll", "images_per_second", "per_class"} <= found.keys()
+    document = json.loads(result.stdout)
+    assert (document["top1"], document["n"], document["skipped"]) == (1.0, 3, 0)
+    assert {"top5", "ece", "nll", "images_per_second", "per_class"} <= document.keys()
     assert "top-1     100.00%" in run("evaluate", model, data).stdout
 
 
-def test_evaluate_a_data_set_against_another_model(tmp_path: Path) -> None:
-    """scikit-learn's digits by two models that know nothing; every prediction in a table."""
+@pytest.mark.slow
+def test_evaluate_compares_two_models_on_a_dataset(tmp_path: Path) -> None:
+    """scikit-learn's digits with two untrained models, and every prediction in a CSV file."""
     config = ViTConfig(
         image_size=8, patch_size=4, in_channels=1, embed_dim=8, depth=1, num_heads=1, mlp_dim=8, num_classes=10
     )
-    prepared = Preprocess(size=(8, 8), mean=(0.3,), std=(0.4,))
+    preprocess = Preprocess(size=(8, 8), mean=(0.3,), std=(0.4,))
     for name in ("one", "two"):
         torch.manual_seed(len(name) + ord(name[0]))
         tensors = dict(build_model(config).state_dict())
         tensors["head.weight"] = torch.randn(10, 8)
-        write_checkpoint(tmp_path / name, Checkpoint(config, tensors, prepared, tuple("0123456789")))
+        write_checkpoint(tmp_path / name, Checkpoint(config, tensors, preprocess, tuple("0123456789")))
     table = tmp_path / "all.csv"
-    result = run("evaluate", tmp_path / "one", "digits", "--against", tmp_path / "two", "--csv", table, "--json")
+    result = run("evaluate", tmp_path / "one", "digits", "--compare-to", tmp_path / "two", "--csv", table, "--json")
     assert result.returncode == 0, result.stderr
-    said = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert len(rows) == said["n"] > 300
-    assert said["top1"] == pytest.approx(sum(row["true"] == row["predicted"] for row in rows) / len(rows))
-    low, high = said["intervals"]["top1"]
-    assert low < said["top1"] < high < low + 0.2
-    about = said["comparison"]
-    assert about["second"] == said["top1"]
-    assert about["difference"][0] <= about["second"] - about["first"]
+    assert len(rows) == document["n"] > 300
+    assert document["top1"] == pytest.approx(sum(row["true"] == row["predicted"] for row in rows) / len(rows))
+    low, high = document["intervals"]["top1"]
+    assert low < document["top1"] < high < low + 0.2
+    comparison = document["comparison"]
+    assert comparison["second"] == document["top1"]
+    assert comparison["difference"][0] <= comparison["second"] - comparison["first"]
     alone = run("evaluate", tmp_path / "two", "digits")
-    assert f"{about['first']:.2%}" in alone.stdout
-    shown = run("evaluate", tmp_path / "one", "digits", "--against", tmp_path / "one")
-    assert "no significant difference" in shown.stdout
-    assert "p = 1)" in shown.stdout
+    assert f"{comparison['first']:.2%}" in alone.stdout
+    same = run("evaluate", tmp_path / "one", "digits", "--compare-to", tmp_path / "one")
+    assert "no significant difference" in same.stdout
+    assert "p = 1)" in same.stdout
     assert run("evaluate", tmp_path / "one", "digits", "--csv", table).returncode == 2
 
 
 @pytest.mark.parametrize("scheme", ["index", "label"])
 def test_class_folders_by_index_or_label(scheme: str, model: Path, data: Path) -> None:
-    for index, name in enumerate(COLOURS):
+    for index, name in enumerate(COLORS):
         (data / name).rename(data / (f"{index:03}" if scheme == "index" else name.upper()))
     assert json.loads(run("evaluate", model, data, "--json").stdout)["top1"] == 1.0
 
 
-def test_convert_and_state_fields(tmp_path: Path) -> None:
+def test_convert_with_model_fields(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m.pth", small_checkpoint(), "torchvision")
     refused = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "transformers")
     assert refused.returncode == 2
     assert "--num-heads" in refused.stderr
     assert not (tmp_path / "out").exists()
-    told = ("--num-heads", 3, "--image-size", 48, 64, "--num_classes=9")
-    done = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "transformers", *told)
+    fields = ("--num-heads", 3, "--image-size", 48, 64, "--num_classes=9")
+    done = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "transformers", *fields)
     assert done.returncode == 0, done.stderr
     config = read_checkpoint(tmp_path / "out").config
     assert (config.num_heads, config.image_size, config.num_classes) == (3, (48, 64), 9)
-    again = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "timm", *told)
+    again = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "timm", *fields)
     assert again.returncode == 2
     assert "exists already" in again.stderr
 
 
-def test_labels_and_statistics_by_flag(model: Path, data: Path, tmp_path: Path) -> None:
+def test_labels_and_channel_statistics_as_flags(model: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("rot\ngrün\nblau\n", encoding="utf-8")
-    picture = data / "green/a.png"
-    result = run("predict", model, picture, "--labels", tmp_path / "labels.txt", "--json")
+    image = data / "green/a.png"
+    result = run("predict", model, image, "--labels", tmp_path / "labels.txt", "--json")
     assert json.loads(result.stdout)[0]["predictions"][0]["label"] == "grün"
-    plain = json.loads(run("predict", model, picture, "--json").stdout)[0]["predictions"][0]["probability"]
+    default = json.loads(run("predict", model, image, "--json").stdout)[0]["predictions"][0]["probability"]
     flags = ("--mean", 0, 0, 0, "--std", 1, 1, 1)
-    other = json.loads(run("predict", model, picture, "--json", *flags).stdout)[0]["predictions"][0]["probability"]
-    assert other < plain
+    other = json.loads(run("predict", model, image, "--json", *flags).stdout)[0]["predictions"][0]["probability"]
+    assert other < default
 
 
-def test_a_hub_reference(tmp_path: Path) -> None:
-    """hf:owner/name over a real socket, from download to prediction."""
+def test_hub_reference(tmp_path: Path) -> None:
+    """Downloads hf:owner/name over a real socket and predicts."""
     write_checkpoint(tmp_path / "m", small_checkpoint(), "transformers")
     hub = Hub()
     try:
@@ -173,60 +187,101 @@ def test_a_hub_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["predict", "MODEL"], "No picture was named"),
-        (["predict", "nowhere", "a.png"], "There is no model at nowhere"),
+        (["predict", "MODEL"], "No images were given"),
+        (["predict", "nowhere", "DATA"], "nowhere"),
         (["predict", "MODEL", "a.png", "--top", "0"], "--top must be at least 1"),
         (["evaluate", "MODEL", "nowhere"], "nowhere"),
-        (["evaluate", "MODEL", "DATA/red"], "their classes are unknown"),
+        (["evaluate", "MODEL", "DATA/red"], "DATA/red"),
         (["evaluate", "MODEL", "DATA", "--batch-size", "0"], "--batch-size"),
         (["evaluate", "MODEL", "DATA", "--num-heads", "three"], "num_heads"),
-        (["evaluate", "MODEL", "DATA", "--num-heads"], "needs a value"),
+        (["evaluate", "MODEL", "DATA", "--num-heads"], "--num-heads needs a value"),
         (["evaluate", "MODEL", "DATA", "--depth", "2"], "depth"),
         (["evaluate", "MODEL", "DATA", "--labels", "nowhere.txt"], "nowhere.txt"),
-        (["convert", "MODEL", "OUT", "--to", "google"], "is written to a file named *.npz"),
+        (["convert", "MODEL", "OUT", "--to", "google"], "*.npz"),
         (["convert", "MODEL", "OUT", "--to", "jax"], "jax"),
+        (["convert", "MODEL", "OUT", "--to", "timm", "--half"], "--half"),
         (["predikt", "MODEL"], "predict"),
-        (["predict", "MODEL", "a.png", "--topp", "3"], "Did you mean --top?"),
-        (["predict", "MODEL", "a.png", "--num-head", "3"], "Did you mean --num-heads?"),
         (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], "exists already"),
-        (["predict", "MODEL", "a.png", "--csv", "new.csv", "--json"], "choose one of them"),
-        (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "on the scale 0..1"),
-        (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "needs a value"),
+        (["predict", "MODEL", "a.png", "--csv", "new.csv", "--json"], "choose one"),
+        (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "mean"),
+        (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "--image-size needs a value"),
+        (["inspect", "MODEL", "--out", "OUT", "--label", "red"], "--label"),
+        (["inspect", "MODEL", "DATA", "--out", "OUT", "--max-images", "0"], "--max-images must be at least 1"),
+        (["push", "MODEL", "elsewhere"], "hf:owner/name"),
+        (["bench", "MODEL", "--seconds", "0"], "--seconds"),
+        (["serve", "MODEL", "--queue-size", "0"], "--queue-size must be at least 1"),
+        (["doctor", "DATA", "--patch-size", "0"], "at least 1"),
         (["predict", "hf:nonsense", "a.png"], "hf:nonsense"),
     ],
 )
-def test_mistakes_get_a_sentence_and_code_2(arguments: list[str], said: str, model: Path, data: Path) -> None:
-    names = {"MODEL": str(model), "DATA": str(data), "DATA/red": str(data / "red"), "OUT": str(data / "out")}
-    names["DATA/red/a.png"] = str(data / "red/a.png")
-    result = run(*[names.get(a, a) for a in arguments])
+def test_wrong_requests_exit_with_2(arguments: list[str], message: str, model: Path, data: Path, command: Run) -> None:
+    paths = {"MODEL": model, "DATA": data, "DATA/red": data / "red", "OUT": data / "out"}
+    paths["DATA/red/a.png"] = data / "red/a.png"
+    result = command(*[paths.get(word, word) for word in arguments])
     output = result.stderr + result.stdout
     assert result.returncode == 2, output
-    assert said in output
-    assert "Traceback" not in output
+    assert str(paths.get(message, message)) in output
+    assert not (data / "out").exists()
 
 
-def test_missing_pictures_are_code_3(model: Path) -> None:
+def test_wrong_request_prints_no_traceback(model: Path) -> None:
+    result = run("predict", model, "a.png", "--top", 0)
+    assert result.returncode == 2
+    assert result.stderr.startswith("patchword: ")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["predict", "m", "a.png", "--topp", "3"], "--top"),
+        (["predict", "m", "a.png", "--num-head", "3"], "--num-heads"),
+        (["inspect", "m", "--out", "o", "--most", "3"], "--max-images"),
+        (["evaluate", "m", "d", "--against", "o"], "--compare-to"),
+        (["export", "m", "o.onnx", "--whole"], "--include-preprocessing"),
+        (["export", "m", "o.onnx", "--merge=0.1"], "--tome-ratio"),
+        (["serve", "m", "--threads", "2"], "--num-threads"),
+        (["serve", "m", "--queue", "2"], "--queue-size"),
+        (["predict", "m", "a.png", "--positions", "none"], "--pos-embed"),
+        (["train", "digits", "--flip-test", "true"], "--tta-flip"),
+        (["train", "digits", "--optim.clip", "1"], "--optim.clip-grad-norm"),
+    ],
+)
+def test_unknown_flags_suggest_the_right_one(arguments: list[str], suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean {suggestion}\\?") as error:
+        cli.run_command(arguments)
+    assert error.value.code == "unknown_option"
+
+
+def test_suggested_flags_exist() -> None:
+    parameters = {name for command in cli.COMMANDS.values() for name in inspect.signature(command).parameters}
+    known = {"--" + name.replace("_", "-") for name in parameters} | set(run_flags(load_recipe("finetune")))
+    assert set(RENAMED_FLAGS.values()) <= known
+
+
+def test_missing_images_exit_with_3(model: Path) -> None:
     result = run("predict", model, "gone.png", "--json")
     assert result.returncode == 3
     assert "no such file" in json.loads(result.stdout)[0]["error"]
 
 
-def test_top1_on_imagenet_is_the_published_one(ti16: Path, imagenet: Path) -> None:
+@pytest.mark.slow
+def test_top1_on_imagenet_matches_timm(ti16: Path, imagenet: Path) -> None:
     """Timm on exactly these files: top-1 0.748, top-5 0.923, NLL 1.0022."""
     result = run("evaluate", ti16, imagenet, "--json")
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found["n"] == 1000
-    assert found["skipped"] == 0
-    assert found["top1"] == pytest.approx(0.748, abs=0.003)
-    assert found["top5"] == pytest.approx(0.923, abs=0.003)
-    assert found["nll"] == pytest.approx(1.0022, abs=0.002)
+    document = json.loads(result.stdout)
+    assert document["n"] == 1000
+    assert document["skipped"] == 0
+    assert document["top1"] == pytest.approx(0.748, abs=0.003)
+    assert document["top5"] == pytest.approx(0.923, abs=0.003)
+    assert document["nll"] == pytest.approx(1.0022, abs=0.002)
 
 
-def test_fields_from_the_command_line() -> None:
-    rest, fields = cli.take_fields(
+def test_extract_config_flags() -> None:
+    rest, fields = cli.extract_config_flags(
         [
             "predict",
             "m",
@@ -254,31 +309,32 @@ def test_fields_from_the_command_line() -> None:
     model_fields = {"image_size": [32, 64], "pooling": "average", "norm_eps": 1e-5, "class_token": False}
     assert fields == {**model_fields, "mean": [0.5, 0.4, 0.3], "std": 0.5}
     for words in (["--image-size", "224x320", "ax.png"], ["--image-size=224x320", "ax.png"]):
-        assert cli.take_fields(words, model_flags()) == (["ax.png"], {"image_size": [224, 320]})
+        assert cli.extract_config_flags(words, model_flags()) == (["ax.png"], {"image_size": [224, 320]})
 
 
-def test_labels_must_be_a_list(model: Path, data: Path, tmp_path: Path) -> None:
+def test_labels_file_must_be_a_list(model: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text('{"0": "a"}')
     result = run("predict", model, data / "red/a.png", "--labels", tmp_path / "labels.json")
     assert result.returncode == 2
     assert "must be a JSON list" in result.stderr
 
 
-def test_as_a_module() -> None:
+def test_run_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "patchword", "--version"], capture_output=True, text=True)
     assert result.stdout.strip() == patchword.__version__
 
 
-def test_torch_is_not_needed_for_help() -> None:
+def test_cli_does_not_import_torch() -> None:
     code = "import sys, patchword.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_killed_table_goes_on(model: Path, tmp_path: Path) -> None:
-    """Killed again and again, with files that cannot be read: each picture once, as if nothing had happened."""
+@pytest.mark.slow
+def test_killed_csv_is_resumed(model: Path, tmp_path: Path) -> None:
+    """After repeated kills, and with unreadable files, every image has exactly one row."""
     folder = tmp_path / "many"
     folder.mkdir()
-    names = itertools.cycle(COLOURS.values())
+    names = itertools.cycle(COLORS.values())
     for number in range(600):
         Image.new("RGB", (9, 9), next(names)).save(folder / f"{number:04}.png")
     (folder / "0100.png").write_bytes(b"\x89PNG")
@@ -295,7 +351,7 @@ def test_a_killed_table_goes_on(model: Path, tmp_path: Path) -> None:
                     process.kill()
                     kills += 1
                     break
-        if kills >= 1 and partial.exists():  # and the last row is torn
+        if kills >= 1 and partial.exists():  # the last row is incomplete
             os.truncate(partial, partial.stat().st_size - 7)
     assert kills >= 1
     assert table.read_bytes() == whole.read_bytes()
@@ -303,20 +359,21 @@ def test_a_killed_table_goes_on(model: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.glob("*.csv*")) == ["table.csv", "whole.csv"]
 
 
-def test_a_table_goes_on_with_the_pictures_that_are_asked_for(model: Path, data: Path, tmp_path: Path) -> None:
-    """Rows that an earlier process left of another folder are not among them."""
+def test_resumed_csv_holds_only_requested_images(model: Path, data: Path, tmp_path: Path) -> None:
+    """Rows that an earlier process wrote for another folder are dropped."""
     table, whole = tmp_path / "table.csv", tmp_path / "whole.csv"
     assert run("predict", model, data, "--csv", whole).returncode == 0
     classifier = Classifier.load(model)
-    with pytest.raises(KeyboardInterrupt), Table(table, 3, fingerprint(classifier), ["elsewhere.png"]) as begun:
-        begun.write({"path": "elsewhere.png", "error": "no picture"})
+    started = PredictionTable(table, 3, fingerprint(classifier), ["elsewhere.png"])
+    with contextlib.suppress(KeyboardInterrupt), started:
+        started.write({"path": "elsewhere.png", "error": "no image"})
         raise KeyboardInterrupt
     assert "elsewhere.png" in Path(f"{table}.partial").read_text()
     assert run("predict", model, data, "--csv", table).returncode == 0
     assert table.read_bytes() == whole.read_bytes()
 
 
-def test_a_table_of_another_model_is_not_continued(model: Path, data: Path, tmp_path: Path) -> None:
+def test_csv_of_another_model_is_not_resumed(model: Path, data: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     Path(f"{table}.partial").write_text("path,error\r\n")
     Path(f"{table}.partial.json").write_text("{}")
@@ -327,12 +384,8 @@ def test_a_table_of_another_model_is_not_continued(model: Path, data: Path, tmp_
     assert Path(f"{table}.partial").exists()
 
 
-def test_sizes_that_are_none_and_names_that_command_the_terminal(model: Path, data: Path) -> None:
-    result = run("doctor", data, "--patch-size", 0)
-    assert result.returncode == 2
-    assert "at least 1" in result.stderr
-    assert "Traceback" not in result.stderr
-    (data / "\x1b[31mred.png").write_bytes(b"no picture")
+def test_escape_sequences_in_names_are_not_printed(model: Path, data: Path) -> None:
+    (data / "\x1b[31mred.png").write_bytes(b"no image")
     result = run("predict", model, data)
     assert result.returncode == 3
     assert "\x1b" not in result.stderr

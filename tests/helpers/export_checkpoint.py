@@ -14,10 +14,11 @@ LABELS = ("cat", "dog", "eft", "fox", "gnu")
 
 
 def make_checkpoint(config: ViTConfig) -> Checkpoint:
+    """A model with random weights, five classes and a temperature."""
     channels = config.in_channels
     preprocess = Preprocess(config.image_size, crop=0.9, mean=HALF[:channels], std=HALF[:channels])
     tensors = dict(random_model(config).state_dict())
-    made = Checkpoint(config, tensors, preprocess, labels=LABELS, temperature=1.3)
-    with torch.no_grad():  # so that not all pictures are of the same class
-        tensors["head.bias"] -= 1.3 * ExportableModel(made)(sample_images(preprocess)).mean(dim=0)
-    return made
+    checkpoint = Checkpoint(config, tensors, preprocess, labels=LABELS, temperature=1.3)
+    with torch.no_grad():  # so that predictions differ between images
+        tensors["head.bias"] -= 1.3 * ExportableModel(checkpoint)(sample_images(preprocess)).mean(dim=0)
+    return checkpoint

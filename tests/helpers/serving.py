@@ -1,4 +1,4 @@
-"""A real server for tests: the command itself, in a process of its own, spoken to over a socket."""
+"""A real server for tests: `patchword serve` in a process of its own."""
 
 import json
 import os
@@ -13,19 +13,21 @@ from typing import Any
 
 import httpx
 
-PATIENCE = 300  # seconds that anything is waited for
+TIMEOUT = 300  # seconds
 
 
 def http_get(url: str, **options: Any) -> httpx.Response:
-    return httpx.get(url, **{"timeout": PATIENCE, **options})
+    """GET with a long timeout."""
+    return httpx.get(url, **{"timeout": TIMEOUT, **options})
 
 
 def http_post(url: str, **options: Any) -> httpx.Response:
-    return httpx.post(url, **{"timeout": PATIENCE, **options})
+    """POST with a long timeout."""
+    return httpx.post(url, **{"timeout": TIMEOUT, **options})
 
 
 class Server:
-    """`patchword serve MODEL --port 0 ...`, its address, and what it logged."""
+    """`patchword serve MODEL --port 0 ...`, its URL and its log."""
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         command = [sys.executable, "-m", "patchword", "serve", *map(str, arguments), "--port", "0"]
@@ -34,13 +36,13 @@ class Server:
         self.lines: list[str] = []
         self.ready = threading.Event()
         self.url = ""
-        self.thread = threading.Thread(target=self.listen, daemon=True)
+        self.thread = threading.Thread(target=self.read_log, daemon=True)
         self.thread.start()
-        if not self.ready.wait(PATIENCE):
-            self.end()
-            raise AssertionError("the server did not get ready:\n" + "".join(self.lines))
+        if not self.ready.wait(TIMEOUT):
+            self.kill()
+            raise AssertionError("the server did not become ready:\n" + "".join(self.lines))
 
-    def listen(self) -> None:
+    def read_log(self) -> None:
         assert self.process.stderr
         for line in self.process.stderr:
             self.lines.append(line)
@@ -49,37 +51,41 @@ class Server:
                 self.ready.set()
 
     def events(self, kind: str) -> list[dict[str, object]]:
+        """Log lines with this event."""
         rows = [json.loads(line) for line in self.lines if line.startswith("{")]
         return [row for row in rows if row["event"] == kind]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.thread.join(PATIENCE)
+        self.thread.join(TIMEOUT)
         assert self.process.stderr
         self.process.stderr.close()
 
-    def worker(self) -> int:
-        """The process that has the model: a child of the fork server, which is a child of ours."""
+    def worker_pid(self) -> int:
+        """The process with the model: a child of the fork server, which is a child of the server."""
         children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         for child in Path(children).read_text().split():
             for grandchild in Path(f"/proc/{child}/task/{child}/children").read_text().split():
                 return int(grandchild)
         raise AssertionError("no worker")
 
-    def meter(self, name: str) -> float:
+    def metric(self, name: str) -> float:
+        """The sum of a Prometheus metric over its labels."""
         text = http_get(f"{self.url}/metrics").text
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
 @contextmanager
 def serving(*arguments: object, **environment: str) -> Iterator[Server]:
+    """A server that is killed at the end."""
     server = Server(*arguments, **environment)
     try:
         yield server
     finally:
-        server.end()
+        server.kill()

@@ -1,4 +1,4 @@
-"""The server keeps what its OpenAPI document says: requests made from it, right ones and wrong ones."""
+"""The server conforms to its OpenAPI document: generated requests, valid and invalid."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,20 +28,21 @@ def document(server: Server) -> Any:
     return schemathesis.openapi.from_url(f"{server.url}/v1/openapi.json")
 
 
-def test_what_the_document_says_is_kept(document: Any) -> None:
+@pytest.mark.slow
+def test_server_conforms_to_its_openapi_document(document: Any) -> None:
     operations = [result.ok() for result in document.get_all_operations()]
     assert {operation.path for operation in operations} >= {"/v1/predict", "/v1/explain", "/v1/embed", "/healthz"}
     for operation in operations:
-        check(operation)
+        check_operation(operation)
 
 
-def check(operation: Any) -> None:
-    """Right requests and wrong ones, none of which may be answered in a way that the document does not have."""
+def check_operation(operation: Any) -> None:
+    """Valid and invalid requests; every response must conform to the document."""
 
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
     @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
-    def one(case: Any) -> None:
-        # No schema can say what a picture is, so what it allows may still be none, and be refused with 422.
+    def check_case(case: Any) -> None:
+        # No schema can describe an image, so a valid request may still be rejected with 422.
         case.call_and_validate(timeout=120, excluded_checks=[positive_data_acceptance])
 
-    one()
+    check_case()

@@ -1,4 +1,4 @@
-"""The page in a real browser: what a person does with it, and what they see."""
+"""The page in a real browser."""
 
 import io
 import shutil
@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.color_classifier import COLOURS, colour_checkpoint
+from helpers.color_classifier import COLORS, color_checkpoint
 from helpers.model_zoo import RESNETS, make_checkpoint
 from helpers.serving import Server, serving
 from patchword.checkpoints import Checkpoint, write_checkpoint
@@ -33,8 +33,8 @@ FLAGS = [
 ]
 
 
-def seeing_checkpoint() -> Checkpoint:
-    """Reads the mean colour, as `colour_checkpoint` does, behind two blocks that change little and look around."""
+def attending_checkpoint() -> Checkpoint:
+    """A color classifier like `color_checkpoint`, with two blocks that change little but have attention."""
     config = ViTConfig(
         image_size=32, patch_size=8, embed_dim=8, depth=2, num_heads=2, mlp_dim=8, num_classes=3,
         class_token=False, pooling="average", post_norm=False,
@@ -48,7 +48,7 @@ def seeing_checkpoint() -> Checkpoint:
         for channel in range(3):
             model.patch_embed.proj.weight[channel, channel * 64 : (channel + 1) * 64] = 1 / 16
             model.head.weight[channel, channel] = 3.0
-    return Checkpoint(config, dict(model.state_dict()), Preprocess(size=(32, 32), mean=HALF, std=HALF), tuple(COLOURS))
+    return Checkpoint(config, dict(model.state_dict()), Preprocess(size=(32, 32), mean=HALF, std=HALF), tuple(COLORS))
 
 
 @pytest.fixture(scope="module")
@@ -62,50 +62,50 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("page") / "model"
-    write_checkpoint(folder, seeing_checkpoint())
+    write_checkpoint(folder, attending_checkpoint())
     with serving(folder, "--num-threads", 1) as running:
         yield running
 
 
 @pytest.fixture
 def page(browser: Browser, server: Server) -> Iterator[Page]:
-    yield from opened(browser, server, {"width": 1280, "height": 800})
+    yield from open_page(browser, server, {"width": 1280, "height": 800})
 
 
-def opened(browser: Browser, server: Server, size: dict[str, int], **options: Any) -> Iterator[Page]:
-    """A page that must not complain and must not ask anyone else."""
+def open_page(browser: Browser, server: Server, size: dict[str, int], **options: Any) -> Iterator[Page]:
+    """Open the page; it must log no errors and contact no other server."""
     context = browser.new_context(viewport=size, **options)  # type: ignore[arg-type]
     page = context.new_page()
     page.set_default_timeout(120_000)
-    complaints: list[str] = []
-    page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda asked: complaints.append(asked.url) if not is_own(asked.url, server.url) else None)
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if is_problem(message) else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: problems.append(request.url) if not is_own(request.url, server.url) else None)
     page.goto(server.url)
     page.wait_for_function("() => document.getElementById('about').textContent !== '…'")
     yield page
     context.close()
-    assert [c for c in complaints if "422" not in c] == []  # a refused picture is told by the browser, too
+    assert [problem for problem in problems if "422" not in problem] == []  # browsers log rejected images, too
 
 
-def is_complaint(said: Any) -> bool:
-    """Not what the browser thinks of this test's own reading of the canvas."""
-    return said.type in ("error", "warning") and "getImageData" not in said.text
+def is_problem(message: Any) -> bool:
+    """Errors and warnings, except one about this test's own reading of the canvas."""
+    return message.type in ("error", "warning") and "getImageData" not in message.text
 
 
 def is_own(url: str, server: str) -> bool:
     return url.startswith((server, "blob:" + server, "data:"))
 
 
-def picture(colour: str, size: tuple[int, int] = (120, 80)) -> dict[str, Any]:
+def image_file(color: str, size: tuple[int, int] = (120, 80)) -> dict[str, Any]:
     file = io.BytesIO()
-    image = Image.new("RGB", size, colour)
+    image = Image.new("RGB", size, color)
     image.paste("white", (0, 0, size[0] // 3, size[1] // 3))
     image.save(file, "PNG")
-    return {"name": f"{colour}.png", "mimeType": "image/png", "buffer": file.getvalue()}
+    return {"name": f"{color}.png", "mimeType": "image/png", "buffer": file.getvalue()}
 
 
-def give(page: Page, *files: dict[str, Any]) -> None:
+def upload(page: Page, *files: dict[str, Any]) -> None:
     page.set_input_files("#files", list(files))  # type: ignore[arg-type]
 
 
@@ -117,11 +117,11 @@ def pixels(page: Page) -> list[int]:
 
 
 def wait_for_map(page: Page) -> None:
-    page.wait_for_function("() => document.getElementById('canvas').getAttribute('aria-label').includes('hottest')")
+    page.wait_for_function("() => document.getElementById('canvas').getAttribute('aria-label').includes('brightest')")
 
 
-def test_a_picture_gets_its_label(page: Page) -> None:
-    give(page, picture("red"))
+def test_an_image_is_classified(page: Page) -> None:
+    upload(page, image_file("red"))
     page.wait_for_selector("#scores button")
     first = page.locator("#scores button").first
     assert first.locator("span").text_content() == "red"
@@ -130,8 +130,8 @@ def test_a_picture_gets_its_label(page: Page) -> None:
     assert "red" in (page.locator("#status").text_content() or "")
 
 
-def test_a_dropped_picture_works_like_a_chosen_one(page: Page) -> None:
-    data = list(picture("blue")["buffer"])
+def test_dropped_image(page: Page) -> None:
+    data = list(image_file("blue")["buffer"])
     script = """data => { const transfer = new DataTransfer();
       transfer.items.add(new File([new Uint8Array(data)], "dropped.png", {type: "image/png"}));
       const event = new DragEvent("drop", {dataTransfer: transfer, bubbles: true});
@@ -141,8 +141,8 @@ def test_a_dropped_picture_works_like_a_chosen_one(page: Page) -> None:
     assert page.locator("#scores button span").first.text_content() == "blue"
 
 
-def test_a_pasted_picture_works_too(page: Page) -> None:
-    data = list(picture("green")["buffer"])
+def test_pasted_image(page: Page) -> None:
+    data = list(image_file("green")["buffer"])
     script = """data => { const transfer = new DataTransfer();
       transfer.items.add(new File([new Uint8Array(data)], "", {type: "image/png"}));
       document.dispatchEvent(new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true})); }"""
@@ -151,8 +151,8 @@ def test_a_pasted_picture_works_too(page: Page) -> None:
     assert page.locator("#scores button span").first.text_content() == "green"
 
 
-def test_the_slider_blends_and_another_class_changes_the_map(page: Page) -> None:
-    give(page, picture("red"))
+def test_opacity_and_class_change_the_map(page: Page) -> None:
+    upload(page, image_file("red"))
     wait_for_map(page)
     shown = pixels(page)
     page.locator("#blend").fill("0")
@@ -171,8 +171,8 @@ def test_the_slider_blends_and_another_class_changes_the_map(page: Page) -> None
         page.select_option("#method", "rollout")
 
 
-def test_hovering_a_patch_shows_what_it_looks_at(page: Page) -> None:
-    give(page, picture("red"))
+def test_hovering_a_patch_shows_its_attention(page: Page) -> None:
+    upload(page, image_file("red"))
     page.wait_for_selector("#scores button")
     with page.expect_response("**/v1/attention*"):
         page.check("input[value=attention]")
@@ -187,7 +187,7 @@ def test_hovering_a_patch_shows_what_it_looks_at(page: Page) -> None:
     assert pixels(page) != first
     page.mouse.move(5, 5)
     page.wait_for_selector("#spot", state="hidden")
-    page.focus("#canvas")  # and without a mouse
+    page.focus("#canvas")  # with the keyboard
     page.keyboard.press("ArrowDown")
     page.wait_for_selector("#spot:not([hidden])")
     start = page.locator("#spot").text_content()
@@ -197,8 +197,8 @@ def test_hovering_a_patch_shows_what_it_looks_at(page: Page) -> None:
     page.wait_for_selector("#spot", state="hidden")
 
 
-def test_several_pictures_and_back(page: Page) -> None:
-    give(page, picture("red"), picture("blue"))
+def test_switching_between_images(page: Page) -> None:
+    upload(page, image_file("red"), image_file("blue"))
     page.wait_for_selector("#scores button")
     assert page.locator("#history button").count() == 2
     page.locator("#history button").nth(1).click()
@@ -211,58 +211,58 @@ def test_several_pictures_and_back(page: Page) -> None:
     )
 
 
-def test_a_wrong_file_gets_a_sentence(page: Page) -> None:
-    give(page, {"name": "letter.txt", "mimeType": "text/plain", "buffer": b"Dear Sir"})
-    page.wait_for_selector("#status.wrong")
+def test_unreadable_file_shows_an_error(page: Page) -> None:
+    upload(page, {"name": "letter.txt", "mimeType": "text/plain", "buffer": b"Dear Sir"})
+    page.wait_for_selector("#status.error")
     assert "letter.txt" in (page.locator("#status").text_content() or "")
-    give(page, picture("blue"))  # and the page goes on
+    upload(page, image_file("blue"))  # the page still works
     page.wait_for_selector("#scores button")
-    assert not page.locator("#status.wrong").count()
+    assert not page.locator("#status.error").count()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_has_no_sideways_scroll(browser: Browser, server: Server, scheme: Any) -> None:
-    for page in opened(browser, server, {"width": 360, "height": 700}, color_scheme=scheme, has_touch=True):
+def test_phone_has_no_horizontal_scroll(browser: Browser, server: Server, scheme: Any) -> None:
+    for page in open_page(browser, server, {"width": 360, "height": 700}, color_scheme=scheme, has_touch=True):
         for _ in range(2):
             wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert wide <= 0
-            give(page, picture("red", (900, 300)), picture("blue", (100, 900)))
+            upload(page, image_file("red", (900, 300)), image_file("blue", (100, 900)))
             wait_for_map(page)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessibility(browser: Browser, server: Server, scheme: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    for page in opened(browser, server, {"width": 1280, "height": 800}, color_scheme=scheme, bypass_csp=True):
+    for page in open_page(browser, server, {"width": 1280, "height": 800}, color_scheme=scheme, bypass_csp=True):
         for _ in range(2):
-            found = axe.Axe().run(page).response["violations"]
-            serious = [f"{v['id']}: {v['nodes'][0]['html']}" for v in found if v["impact"] in ("serious", "critical")]
-            assert serious == []
-            give(page, picture("red"), picture("blue"))
+            violations = axe.Axe().run(page).response["violations"]
+            severe = [v for v in violations if v["impact"] in ("serious", "critical")]
+            assert [f"{v['id']}: {v['nodes'][0]['html']}" for v in severe] == []
+            upload(page, image_file("red"), image_file("blue"))
             wait_for_map(page)
 
 
-def test_a_model_without_attention(browser: Browser, tmp_path: Path) -> None:
+def test_model_without_attention(browser: Browser, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint(RESNETS["ResNet"]))
-    with serving(tmp_path / "model", "--num-threads", 1) as each:
-        for page in opened(browser, each, {"width": 1000, "height": 700}):
-            give(page, picture("red"))
+    with serving(tmp_path / "model", "--num-threads", 1) as server:
+        for page in open_page(browser, server, {"width": 1000, "height": 700}):
+            upload(page, image_file("red"))
             wait_for_map(page)
             assert page.locator("input[value=attention]").is_hidden()
 
 
-def test_a_model_without_blocks(browser: Browser, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", colour_checkpoint())
-    with serving(tmp_path / "model", "--num-threads", 1) as each:
-        for page in opened(browser, each, {"width": 1000, "height": 700}):
-            give(page, picture("red"))
+def test_model_without_blocks(browser: Browser, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", color_checkpoint())
+    with serving(tmp_path / "model", "--num-threads", 1) as server:
+        for page in open_page(browser, server, {"width": 1000, "height": 700}):
+            upload(page, image_file("red"))
             page.wait_for_selector("#scores button")
-            assert page.locator("input[value=why]").is_hidden()
+            assert page.locator("input[value=explain]").is_hidden()
             assert page.locator("input[value=attention]").is_hidden()
 
 
-def test_a_token_is_asked_for(browser: Browser, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", colour_checkpoint())
+def test_token_form(browser: Browser, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", color_checkpoint())
     with serving(tmp_path / "model", "--num-threads", 1, PATCHWORD_TOKEN="secret") as locked:
         page = browser.new_page()
         page.goto(locked.url)
@@ -270,6 +270,6 @@ def test_a_token_is_asked_for(browser: Browser, tmp_path: Path) -> None:
         page.fill("#token", "secret")
         page.click("#key button")
         page.wait_for_function("() => document.getElementById('about').textContent !== '…'")
-        give(page, picture("red"))
+        upload(page, image_file("red"))
         page.wait_for_selector("#scores button")
         page.close()

@@ -1,4 +1,4 @@
-"""The server over a real socket: answers, limits, load, faults."""
+"""The server over a real socket: results, limits, load and failures."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ from starlette.testclient import TestClient
 
 from helpers.command import run
 from helpers.model_zoo import RESNETS, VITS, make_checkpoint
-from helpers.serving import PATIENCE, Server, http_get, http_post, serving
+from helpers.serving import TIMEOUT, Server, http_get, http_post, serving
 from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.inference.classifier import Classifier
 from patchword.inspection import head_attention
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    with serving(folder, "--queue", 64, "--num-threads", 1) as running:
+    with serving(folder, "--queue-size", 64, "--num-threads", 1) as running:
         yield running
 
 
@@ -70,24 +70,24 @@ def post(server: Server, path: str, data: bytes, kind: str = "image/png", **opti
     return http_post(f"{server.url}{path}", content=data, headers={"Content-Type": kind}, **options)
 
 
-# ---- answers
+# Results
 
 
-def test_the_answer_is_the_classifier_s(server: Server, folder: Path) -> None:
+def test_predictions_match_the_classifier(server: Server, folder: Path) -> None:
     data = png()
     expected = Classifier.load(folder)(data, top=3)
     raw = post(server, "/v1/predict?top=3", data).json()
     form = http_post(f"{server.url}/v1/predict?top=3", files={"file": ("cat.png", data, "image/png")}).json()
     as_json = http_post(f"{server.url}/v1/predict?top=3", json={"image": base64.b64encode(data).decode()}).json()
-    for said in (raw, form, as_json):
-        (result,) = said["results"]
+    for body in (raw, form, as_json):
+        (result,) = body["results"]
         assert [s["label"] for s in result["predictions"]] == [s.label for s in expected.scores]
         found = [s["probability"] for s in result["predictions"]]
         np.testing.assert_allclose(found, [s.probability for s in expected.scores], rtol=1e-4)
     assert form["results"][0]["name"] == "cat.png"
 
 
-def test_several_pictures_of_which_one_is_broken(server: Server) -> None:
+def test_one_broken_image_of_several(server: Server) -> None:
     files = [("file", ("a.png", png())), ("file", ("b.png", b"\x89PNG broken")), ("file", ("c.png", png()))]
     response = http_post(f"{server.url}/v1/predict", files=files)
     names = [(r["name"], "error" in r) for r in response.json()["results"]]
@@ -109,25 +109,28 @@ def test_explanations(server: Server, folder: Path) -> None:
     left, top, right, bottom = about["box"]
     assert 0 <= left < right <= 1
     assert 0 <= top < bottom <= 1
-    why = post(server, "/v1/explain?label=2&method=rollout", data).json()["results"][0]["explanation"]
-    assert why["index"] is None and why["method"] == "rollout", "it knows no class"
+    explanation = post(server, "/v1/explain?label=2&method=rollout", data).json()["results"][0]["explanation"]
+    assert explanation["method"] == "rollout"
+    assert explanation["index"] is None, "its map is the same for all classes"
     classifier = Classifier.load(folder)
     images = classifier.preprocess.normalize(classifier.pixels(data)[None])
     from patchword.inspection import rollout
     from patchword.plots.overlay import scale_to_unit
 
-    np.testing.assert_allclose(why["map"], scale_to_unit(rollout(classifier.model, images)[0].numpy()), atol=2e-4)  # type: ignore
+    np.testing.assert_allclose(
+        explanation["map"], scale_to_unit(rollout(classifier.model, images)[0].numpy()), atol=2e-4
+    )  # type: ignore
 
 
 def test_attention_and_features(server: Server, folder: Path) -> None:
     data = png()
     classifier = Classifier.load(folder)
     images = classifier.preprocess.normalize(classifier.pixels(data)[None])
-    said = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
-    tokens = said["rows"] * said["columns"] + said["prefix"]
-    values = np.frombuffer(base64.b64decode(said["values"]), np.uint8).reshape(tokens + 1, tokens)
+    body = post(server, "/v1/attention?layer=-1&head=2", data).json()["results"][0]["attention"]
+    tokens = body["rows"] * body["columns"] + body["prefix"]
+    values = np.frombuffer(base64.b64decode(body["values"]), np.uint8).reshape(tokens + 1, tokens)
     weights = attention_maps(classifier.model, images, [2])[2][0, 2].detach().numpy()  # type: ignore[arg-type]
-    prefix = said["prefix"]
+    prefix = body["prefix"]
     expected = weights[:, prefix:] / weights[:, prefix:].max(axis=1, keepdims=True)
     np.testing.assert_allclose(values[:-1, prefix:] / 255, expected, atol=0.01)
     read = head_attention(classifier.model, images)[0, 2, 2].flatten().numpy()  # type: ignore[arg-type]
@@ -137,18 +140,18 @@ def test_attention_and_features(server: Server, folder: Path) -> None:
     np.testing.assert_allclose(features, embedding, rtol=1e-3, atol=1e-4)
 
 
-def test_the_model_and_the_house(server: Server) -> None:
+def test_model_info_health_and_metrics(server: Server) -> None:
     about = http_get(f"{server.url}/v1/model").json()
     assert about["labels"][0] == "class 0, also <0>"
     assert about["grid"] == [4, 9]
     assert about["layers"] == 3
     assert http_get(f"{server.url}/healthz").status_code == http_get(f"{server.url}/readyz").status_code == 200
-    assert server.meter("patchword_requests_total") > 0
+    assert server.metric("patchword_requests_total") > 0
     document = http_get(f"{server.url}/v1/openapi.json").json()
     assert {"/v1/predict", "/v1/explain", "/v1/attention", "/v1/embed", "/v1/model"} <= set(document["paths"])
 
 
-def test_the_page_and_its_headers(server: Server) -> None:
+def test_page_and_security_headers(server: Server) -> None:
     for path, kind in {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}.items():
         response = http_get(server.url + path)
         assert response.status_code == 200
@@ -164,58 +167,61 @@ def test_the_page_and_its_headers(server: Server) -> None:
     assert len(forged.headers["x-request-id"]) == 32
 
 
-# ---- refusals
+# Errors
 
 
-def refused(response: httpx.Response, status: int, code: str | None = None) -> str:
+def check_problem(response: httpx.Response, status: int, code: str | None = None) -> str:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
-    said = response.json()
-    assert said["status"] == status
-    assert said["title"]
-    assert said["request_id"]
-    assert said["code"] == code if code else said["code"].isidentifier()
-    return str(said["detail"])
+    body = response.json()
+    assert body["status"] == status
+    assert body["title"]
+    assert body["request_id"]
+    assert body["code"] == code if code else body["code"].isidentifier()
+    return str(body["detail"])
 
 
-def test_refusals_have_a_sentence(server: Server) -> None:
-    picture = png()
-    refused(post(server, "/v1/predict", b""), 422, "no_image")
-    refused(post(server, "/v1/predict", picture[:100]), 422, "image_damaged")
-    refused(post(server, "/v1/predict", b"<svg/>", "text/html"), 415, "unsupported_media_type")
-    refused(post(server, "/v1/predict", b"{", "application/json"), 400, "invalid_json")
-    refused(http_post(f"{server.url}/v1/predict", json={"image": "?"}), 422, "invalid_base64")
-    assert "32 MiB" in refused(post(server, "/v1/predict", b"x" * (32 * 2**20 + 1)), 413, "request_too_large")
+def test_error_codes(server: Server) -> None:
+    image = png()
+    check_problem(post(server, "/v1/predict", b""), 422, "no_image")
+    check_problem(post(server, "/v1/predict", image[:100]), 422, "image_damaged")
+    check_problem(post(server, "/v1/predict", b"<svg/>", "text/html"), 415, "unsupported_media_type")
+    check_problem(post(server, "/v1/predict", b"{", "application/json"), 400, "invalid_json")
+    check_problem(http_post(f"{server.url}/v1/predict", json={"image": "?"}), 422, "invalid_base64")
+    assert "32 MiB" in check_problem(post(server, "/v1/predict", b"x" * (32 * 2**20 + 1)), 413, "request_too_large")
     for count in (17, 18, 40):
-        many = [("file", (f"{i}.png", picture)) for i in range(count)]
-        assert "16" in refused(http_post(f"{server.url}/v1/predict", files=many), 422, "too_many_images")
+        many = [("file", (f"{i}.png", image)) for i in range(count)]
+        assert "16" in check_problem(http_post(f"{server.url}/v1/predict", files=many), 422, "too_many_images")
     assert http_post(f"{server.url}/v1/predict", files=many[:16]).status_code == 200
     form = "multipart/form-data; boundary=x"
-    refused(post(server, "/v1/predict", b"--x\r\nContent-Disposition: form-data\r\n\r\n", form), 400, "invalid_form")
-    assert "top" in refused(post(server, "/v1/predict?top=0", picture), 422, "invalid_parameter")
-    refused(post(server, "/v1/explain?label=dog", picture), 422, "unknown_class")
-    assert "relevance" in refused(post(server, "/v1/explain?method=magic", picture), 422, "invalid_parameter")
-    assert "0 to 2" in refused(post(server, "/v1/attention?layer=3", picture), 422, "invalid_parameter")
-    refused(http_get(f"{server.url}/v1/nothing"), 404, "not_found")
-    refused(http_get(f"{server.url}/v1/predict"), 405, "method_not_allowed")
+    check_problem(
+        post(server, "/v1/predict", b"--x\r\nContent-Disposition: form-data\r\n\r\n", form), 400, "invalid_form"
+    )
+    assert "top" in check_problem(post(server, "/v1/predict?top=0", image), 422, "invalid_parameter")
+    check_problem(post(server, "/v1/explain?label=dog", image), 422, "unknown_class")
+    assert "relevance" in check_problem(post(server, "/v1/explain?method=magic", image), 422, "invalid_parameter")
+    assert "0 to 2" in check_problem(post(server, "/v1/attention?layer=3", image), 422, "invalid_parameter")
+    check_problem(http_get(f"{server.url}/v1/nothing"), 404, "not_found")
+    check_problem(http_get(f"{server.url}/v1/predict"), 405, "method_not_allowed")
     bomb = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
-    said = refused(post(server, "/v1/predict", bomb.getvalue()), 422, "image_too_large")
-    assert f"{Limits().pixels:,}" in said and "max_pixels" not in said, "a client has no such argument"
+    body = check_problem(post(server, "/v1/predict", bomb.getvalue()), 422, "image_too_large")
+    assert f"{Limits().max_pixels:,}" in body
+    assert "max_pixels" not in body, "clients do not know this Python argument"
     two = [("file", ("a.png", b"")), ("file", ("b.png", b"x"))]
-    refused(http_post(f"{server.url}/v1/predict", files=two), 422, "unreadable_image")
+    check_problem(http_post(f"{server.url}/v1/predict", files=two), 422, "unreadable_image")
 
 
-def test_a_token(folder: Path) -> None:
+def test_token(folder: Path) -> None:
     with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
-        refused(http_get(f"{locked.url}/v1/model"), 401, "unauthorized")
-        refused(http_get(f"{locked.url}/v1/model", headers={"Authorization": "Bearer wrong"}), 401)
+        check_problem(http_get(f"{locked.url}/v1/model"), 401, "unauthorized")
+        check_problem(http_get(f"{locked.url}/v1/model", headers={"Authorization": "Bearer wrong"}), 401)
         right = {"Authorization": "Bearer s3cret"}
         assert http_get(f"{locked.url}/v1/model", headers=right).status_code == 200
         assert http_get(f"{locked.url}/healthz").status_code == http_get(locked.url).status_code == 200
 
 
-def test_wrong_requests_of_the_command(folder: Path) -> None:
+def test_wrong_ports_exit_with_2(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -236,20 +242,21 @@ paths = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=bodies, kind=kinds, path=paths)
-def test_no_body_is_a_fault(server: Server, body: bytes, kind: str, path: str) -> None:
+def test_no_body_causes_an_internal_error(server: Server, body: bytes, kind: str, path: str) -> None:
     response = post(server, path, body, kind)
     assert response.status_code in (200, 400, 415, 422), response.text
 
 
-# ---- load and faults
+# Load and failures
 
 
 @contextmanager
-def held(server: Server) -> Iterator[None]:
-    """The model stands still meanwhile, so that what is sent must wait."""
-    worker = server.worker()
+def paused_worker(server: Server) -> Iterator[None]:
+    """Suspend the model's process, so that requests must wait."""
+    worker = server.worker_pid()
     os.kill(worker, signal.SIGSTOP)
     try:
         yield
@@ -257,99 +264,100 @@ def held(server: Server) -> Iterator[None]:
         os.kill(worker, signal.SIGCONT)
 
 
-def until(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE
+def wait_until(condition: Any) -> None:
+    end = time.monotonic() + TIMEOUT
     while not condition():
-        assert time.monotonic() < end, "it did not come about"
+        assert time.monotonic() < end, "the condition was not met"
         time.sleep(0.02)
 
 
-def test_answers_are_not_mixed_up_in_batches(server: Server, folder: Path) -> None:
-    """48 different pictures at once, of which most must share a batch: each gets its own answer."""
-    pictures = [png((30, 30), seed=i) for i in range(48)]
+def test_batched_results_belong_to_their_images(server: Server, folder: Path) -> None:
+    """48 different images at once, most of which must share a batch: each gets its own result."""
+    images = [png((30, 30), seed=i) for i in range(48)]
     classifier = Classifier.load(folder)
-    expected = [classifier(p, top=1).scores[0] for p in pictures]
-    before = server.meter("patchword_batch_pictures_count")
+    expected = [classifier(p, top=1).scores[0] for p in images]
+    before = server.metric("patchword_batch_images_count")
     with ThreadPoolExecutor(48) as pool:
-        with held(server):
-            waiting = [pool.submit(post, server, "/v1/predict?top=1", data) for data in pictures]
-            until(lambda: server.meter("patchword_pictures_inside") == 48)
+        with paused_worker(server):
+            waiting = [pool.submit(post, server, "/v1/predict?top=1", data) for data in images]
+            wait_until(lambda: server.metric("patchword_images_in_flight") == 48)
         for each, score in zip(waiting, expected, strict=True):
             found = each.result().json()["results"][0]["predictions"][0]
             assert found["index"] == score.index
             assert found["probability"] == pytest.approx(score.probability, rel=1e-4)
-    assert server.meter("patchword_batch_pictures_count") - before <= 6, "they were computed together"
-    assert server.meter("patchword_pictures_inside") == 0
+    assert server.metric("patchword_batch_images_count") - before <= 6, "they were not batched"
+    assert server.metric("patchword_images_in_flight") == 0
 
 
-def leave(server: Server, data: bytes, count: int) -> None:
-    """Clients whose requests are let in, and who hang up before there is an answer."""
+def send_and_disconnect(server: Server, data: bytes, count: int) -> None:
+    """Send requests that are accepted, and disconnect before the response."""
     head = f"POST /v1/explain HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(data)}\r\n\r\n"
     with contextlib.ExitStack() as connections:
         for _ in range(count):
             address = "127.0.0.1", int(server.url.rpartition(":")[2])
             connections.enter_context(socket.create_connection(address)).sendall(head.encode() + data)
-        until(lambda: server.meter("patchword_pictures_inside") == count)
-    until(lambda: server.meter("patchword_pictures_inside") == 0)
+        wait_until(lambda: server.metric("patchword_images_in_flight") == count)
+    wait_until(lambda: server.metric("patchword_images_in_flight") == 0)
 
 
-def test_abandoned_work_is_skipped(server: Server) -> None:
-    """Two waves of clients that leave; the third is answered, and the work of the others was never done."""
+def test_abandoned_images_are_not_computed(server: Server) -> None:
+    """Two groups of clients disconnect; the third gets responses, and nothing is computed for the others."""
     data = png((30, 30))
-    before = server.meter("patchword_batch_pictures_sum")
+    before = server.metric("patchword_batch_images_sum")
     with ThreadPoolExecutor(24) as pool:
-        with held(server):
+        with paused_worker(server):
             for _ in range(2):
-                leave(server, data, 24)
+                send_and_disconnect(server, data, 24)
             third = [pool.submit(post, server, "/v1/explain", data) for _ in range(20)]
-            until(lambda: server.meter("patchword_pictures_inside") == 20)
+            wait_until(lambda: server.metric("patchword_images_in_flight") == 20)
         assert [each.result().status_code for each in third] == [200] * 20
-    computed = server.meter("patchword_batch_pictures_sum") - before
-    # An explanation is two questions, the class and the map; of those who left, one batch of 16 may be in flight.
-    assert 40 <= computed <= 40 + 16, "the work of those who left was done"
+    computed = server.metric("patchword_batch_images_sum") - before
+    # An explanation needs two computations, prediction and heatmap; one abandoned batch of 16 may be in flight.
+    assert 40 <= computed <= 40 + 16, "abandoned images were computed"
 
 
-def test_a_full_queue_refuses_at_once(server: Server) -> None:
+def test_full_queue_rejects_at_once(server: Server) -> None:
     data = png((30, 30))
     with ThreadPoolExecutor(64) as pool:
-        with held(server):
+        with paused_worker(server):
             waiting = [pool.submit(post, server, "/v1/predict", data) for _ in range(64)]
-            until(lambda: server.meter("patchword_pictures_inside") == 64)
-            refusal = post(server, "/v1/predict", data)
-            assert refusal.headers["retry-after"] == "1"
-            assert "waiting already" in refused(refusal, 503, "unavailable")
+            wait_until(lambda: server.metric("patchword_images_in_flight") == 64)
+            rejected = post(server, "/v1/predict", data)
+            assert rejected.headers["retry-after"] == "1"
+            assert "queue is full" in check_problem(rejected, 503, "unavailable")
         assert {each.result().status_code for each in waiting} == {200}
     assert post(server, "/v1/predict", data).status_code == 200
 
 
-def test_a_killed_worker_costs_its_batch_only(server: Server) -> None:
-    """Two requests that never share a batch, and a kill while one of them, usually, is with the model."""
+def test_killed_worker_loses_only_its_batch(server: Server) -> None:
+    """Two requests that cannot share a batch, and a kill while the model usually computes one of them."""
     data, codes, kills = png(), [200, 200], 0
-    before = server.meter("patchword_worker_restarts_total")
-    while codes == [200, 200]:  # neither was with the model yet
-        assert kills < 100, "no kill met a batch"
+    before = server.metric("patchword_worker_restarts_total")
+    while codes == [200, 200]:  # the model had started neither
+        assert kills < 100, "no kill hit a batch"
         kills += 1
         with ThreadPoolExecutor(2) as pool:
-            worker = server.worker()
+            worker = server.worker_pid()
             os.kill(worker, signal.SIGSTOP)
             asked = [pool.submit(post, server, path, data) for path in ("/v1/predict", "/v1/embed")]
-            until(lambda: server.meter("patchword_pictures_inside") == 2)
+            wait_until(lambda: server.metric("patchword_images_in_flight") == 2)
             os.kill(worker, signal.SIGKILL)
             codes = sorted(each.result().status_code for each in asked)
     assert codes == [200, 503]
-    os.kill(server.worker(), signal.SIGKILL)  # with nothing to do: nobody notices
+    os.kill(server.worker_pid(), signal.SIGKILL)  # an idle worker: no request fails
     assert post(server, "/v1/predict", data).status_code == 200
-    assert server.meter("patchword_worker_restarts_total") == before + kills + 1
+    assert server.metric("patchword_worker_restarts_total") == before + kills + 1
 
 
-def test_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says, and that it comes back after its process was killed, with nothing made anew."""
+@pytest.mark.slow
+def test_int8_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its predictions, also after its process was killed, and without building its file again."""
     data, kept = png(), tmp_path / "engines/files"
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
     with serving(folder, "--engine", "onnx-int8", "--num-threads", 1) as server:
         assert http_get(f"{server.url}/v1/model").json()["engine"] == "onnx-int8"
         wanted, exact = Classifier.load(folder, "onnx-int8")(data), Classifier.load(folder)(data)
-        assert abs(wanted.probability - exact.probability) > 1e-5, "int8 can be told from fp32"
+        assert abs(wanted.probability - exact.probability) > 1e-5, "int8 differs from fp32"
         assert len(list(kept.iterdir())) == 1
         shutil.rmtree(kept)
         for _ in range(2):
@@ -358,7 +366,7 @@ def test_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             assert best["label"] == wanted.label
             assert abs(best["probability"] - wanted.probability) < 1e-6
             assert result["explanation"]["index"] == best["index"]
-            os.kill(server.worker(), signal.SIGKILL)
+            os.kill(server.worker_pid(), signal.SIGKILL)
         assert post(server, "/v1/predict", data).status_code == 200
     assert not kept.exists()
 
@@ -371,64 +379,65 @@ def refuses_connections(server: Server) -> bool:
     return False
 
 
-def test_sigterm_loses_no_accepted_request(folder: Path) -> None:
-    """The model stands still while the signal comes: what waits is answered all the same, and nobody new gets in."""
+def test_sigterm_finishes_accepted_requests(folder: Path) -> None:
+    """The model is suspended while the signal arrives: waiting requests get a response, new ones are rejected."""
     with serving(folder, "--num-threads", 1) as leaving:
         with ThreadPoolExecutor(12) as pool:
-            worker = leaving.worker()
+            worker = leaving.worker_pid()
             os.kill(worker, signal.SIGSTOP)
             waiting = [pool.submit(post, leaving, "/v1/predict", png((30, 30), seed=i)) for i in range(12)]
-            until(lambda: leaving.meter("patchword_pictures_inside") == 12)
+            wait_until(lambda: leaving.metric("patchword_images_in_flight") == 12)
             leaving.process.send_signal(signal.SIGTERM)
-            until(lambda: refuses_connections(leaving))
+            wait_until(lambda: refuses_connections(leaving))
             os.kill(worker, signal.SIGCONT)
             assert [each.result().status_code for each in waiting] == [200] * 12
-        assert leaving.process.wait(PATIENCE) == 0
+        assert leaving.process.wait(TIMEOUT) == 0
         assert not Path(f"/proc/{worker}").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0.3, 2.5, 4.0])
-def test_told_to_stop_while_it_starts(folder: Path, after: float) -> None:
-    """A service manager tells the whole group, whatever it is doing: it ends well, and without a traceback."""
+def test_sigterm_during_startup(folder: Path, after: float) -> None:
+    """A service manager signals the whole process group at any time: it exits cleanly and without a traceback."""
     command = [sys.executable, "-m", "patchword", "serve", str(folder), "--port", "0"]
     pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     process = subprocess.Popen(command, **pipes)
     time.sleep(after)
     os.killpg(process.pid, signal.SIGTERM)
-    said = process.communicate(timeout=PATIENCE)[1]
-    assert "Traceback" not in said
-    assert "Error" not in said
-    assert process.returncode in (0, -signal.SIGTERM), "before there is anything to end, the signal just ends it"
+    body = process.communicate(timeout=TIMEOUT)[1]
+    assert "Traceback" not in body
+    assert "Error" not in body
+    assert process.returncode in (0, -signal.SIGTERM), "before Python has started, the signal kills it"
 
 
-def test_unknown_parameters_are_told(server: Server) -> None:
-    said = refused(post(server, "/v1/predict?topk=3", png()), 422, "unknown_parameter")
-    assert "'topk'" in said
-    assert "explain, index, label, method, top" in said
-    assert "/v1/openapi.json" in refused(http_get(f"{server.url}/v2"), 404)
-    assert "takes POST, not GET" in refused(http_get(f"{server.url}/v1/predict"), 405)
+def test_unknown_parameters_and_paths(server: Server) -> None:
+    body = check_problem(post(server, "/v1/predict?topk=3", png()), 422, "unknown_parameter")
+    assert "'topk'" in body
+    assert "explain, index, label, method, top" in body
+    assert "/v1/openapi.json" in check_problem(http_get(f"{server.url}/v2"), 404)
+    assert "takes POST, not GET" in check_problem(http_get(f"{server.url}/v1/predict"), 405)
 
 
-def test_slow_heads_and_odd_requests(server: Server) -> None:
-    """A head that does not come to its end, first or second on its connection, costs seconds; all is told in JSON."""
+def test_slow_headers_and_invalid_requests(server: Server) -> None:
+    """Incomplete headers, first or second on a connection, are cut off after seconds; all logs are JSON."""
     first, second, odd = (socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(3))
     with first, second, odd:
         odd.sendall(b"x\r\n\r\n")
         first.sendall(b"GET /hea")
         second.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        said = b""
-        while b"alive" not in said:
-            said += second.recv(4096)
+        body = b""
+        while b"alive" not in body:
+            body += second.recv(4096)
         second.sendall(b"G")
         for each in (first, second):
-            each.settimeout(PATIENCE)
-            assert each.recv(4096) == b"", "it was closed"
-    until(lambda: any("Invalid HTTP" in str(row.get("detail")) for row in server.events("library")))
-    assert [line for line in server.lines if not line.startswith("{")] == [], "standard error is JSON throughout"
+            each.settimeout(TIMEOUT)
+            assert each.recv(4096) == b"", "the connection was closed"
+    wait_until(lambda: any("Invalid HTTP" in str(row.get("detail")) for row in server.events("library")))
+    assert [line for line in server.lines if not line.startswith("{")] == [], "all lines of standard error are JSON"
 
 
 def test_labels_that_look_like_indices(tmp_path: Path) -> None:
-    """Folders 0 to 11 are sorted as text, so class "10" has the index 2: index= means the index, label= the name."""
+    """Labels may be numbers in another order: index= means the index, label= the name."""
     labels = tuple(sorted(str(i) for i in range(5)))
     checkpoint = dataclasses.replace(make_checkpoint(VITS["class"]), labels=(*labels[:2], "4", "3", "2"))
     write_checkpoint(tmp_path / "model", checkpoint)
@@ -440,26 +449,26 @@ def test_labels_that_look_like_indices(tmp_path: Path) -> None:
         blind = post(each, "/v1/explain?index=1&method=rollout", png()).json()["results"][0]["explanation"]
         assert blind["label"] is None
         assert blind["index"] is None
-        refused(post(each, "/v1/explain?index=9", png()), 422)
-        refused(post(each, "/v1/predict?method=rollout", png()), 422)
+        check_problem(post(each, "/v1/explain?index=9", png()), 422)
+        check_problem(post(each, "/v1/predict?method=rollout", png()), 422)
 
 
-def test_a_stuck_worker_is_replaced(folder: Path) -> None:
-    limits = Limits(answering=1.0)
+def test_hanging_worker_is_replaced(folder: Path) -> None:
+    limits = Limits(response_timeout=1.0)
     with TestClient(create_app(str(folder), limits, num_threads=1, log=io.StringIO())) as client:
         service = client.app.state.service  # type: ignore[attr-defined]
         os.kill(service.worker.process.pid, signal.SIGSTOP)
         assert client.post("/v1/predict", content=png()).status_code in (503, 504)
-        until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
+        wait_until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
 
 
-def test_an_empty_token_is_no_token(folder: Path) -> None:
+def test_empty_token_is_rejected(folder: Path) -> None:
     result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN="")
     assert result.returncode == 2
     assert "not empty" in result.stderr
 
 
-def test_slow_senders_hold_nobody_up(server: Server) -> None:
+def test_slow_clients_do_not_block_others(server: Server) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     slow = []
     for _ in range(50):
@@ -474,8 +483,9 @@ def test_slow_senders_hold_nobody_up(server: Server) -> None:
 KINDS = {"probe": VITS["probe"], "hybrid": VITS["hybrid"], "grey": VITS["gray"], "ResNet": RESNETS["ResNet"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
-def test_every_kind_of_model_is_served(config: Any, tmp_path: Path) -> None:
+def test_every_architecture_is_served(config: Any, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint(config))
     with serving(tmp_path / "model", "--num-threads", 1) as each:
         for path in ("/v1/predict?explain=true", "/v1/embed"):
@@ -489,16 +499,17 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 UNIT = (ROOT / "docs/serve.md").read_text()
 
 
-def written_lines() -> dict[str, list[str]]:
-    """The command lines of the Dockerfile and of the systemd unit in the docs, from the word serve on."""
+def documented_commands() -> dict[str, list[str]]:
+    """The command lines of the Dockerfile and of the systemd unit in the docs."""
     entry, rest = (json.loads(re.search(rf"^{word} (.*)$", DOCKERFILE, re.M)[1]) for word in ("ENTRYPOINT", "CMD"))  # type: ignore[index]
     unit = re.search(r"^ExecStart=(.*)$", UNIT, re.M)[1].split()  # type: ignore[index]
     return {"container": [*entry, *rest], "systemd": unit}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["container", "systemd"])
-def test_the_command_lines_that_are_written_down(place: str, folder: Path) -> None:
-    program, serve, model, *options = written_lines()[place]
+def test_documented_command_lines(place: str, folder: Path) -> None:
+    program, serve, model, *options = documented_commands()[place]
     assert Path(program).name == "patchword"
     assert serve == "serve"
     assert model in ("/model", "/srv/model")
@@ -509,42 +520,42 @@ def test_the_command_lines_that_are_written_down(place: str, folder: Path) -> No
         assert running.process.poll() is None
         here = running.url.rpartition(":")[2]
         check = json.loads(re.search(r"^  CMD (.*)$", DOCKERFILE, re.M)[1])  # type: ignore[index]
-        assert port in check[-1], "the health check asks at the port that is served"
+        assert port in check[-1], "the health check uses the same port"
         command = [sys.executable, *(word.replace(port, here) for word in check[1:])]
-        assert subprocess.run(command, timeout=PATIENCE).returncode == 0
+        assert subprocess.run(command, timeout=TIMEOUT).returncode == 0
         assert running.stop() == 0
-        assert subprocess.run(command, timeout=PATIENCE, stderr=subprocess.DEVNULL).returncode != 0
+        assert subprocess.run(command, timeout=TIMEOUT, stderr=subprocess.DEVNULL).returncode != 0
 
 
-def test_embedding_in_another_app(folder: Path) -> None:
-    """`create_app` with a Classifier, in this process, through ASGI."""
+def test_app_in_process(folder: Path) -> None:
+    """`create_app` with a Classifier, through ASGI."""
     checkpoint: Checkpoint = Classifier.load(folder).checkpoint
     with TestClient(create_app(Classifier(checkpoint), num_threads=1, log=io.StringIO())) as client:
         assert client.post("/v1/predict", content=png(), headers={"Content-Type": "image/png"}).status_code == 200
 
 
-def test_logs_tell_no_content(server: Server) -> None:
+def test_logs_hold_no_file_names(server: Server) -> None:
     files = {"file": (f"secret-{random.random()}.png", png(), "image/png")}
-    before = len(server.events("answered"))
+    before = len(server.events("request"))
     http_post(f"{server.url}/v1/predict", files=files)
-    until(lambda: len(server.events("answered")) > before)
-    row = server.events("answered")[-1]
+    wait_until(lambda: len(server.events("request")) > before)
+    row = server.events("request")[-1]
     assert set(row) == {"time", "event", "request_id", "method", "path", "status", "milliseconds"}
     assert not any("secret" in line for line in server.lines)
 
 
-def test_a_place_among_the_decoders_is_held_until_the_work_is_done() -> None:
-    """However often whoever wanted it is cancelled: else work that nobody wants piles up behind the decoders."""
+def test_decoder_slot_is_held_until_the_work_is_done() -> None:
+    """Even if the caller is cancelled twice: abandoned work must not pile up."""
     going, release = threading.Event(), threading.Event()
 
     def work() -> None:
         going.set()
-        release.wait(PATIENCE)
+        release.wait(TIMEOUT)
 
-    async def story() -> None:
+    async def scenario() -> None:
         pool = ThreadPoolExecutor(1)
-        service: Any = types.SimpleNamespace(decoders=pool, decoding=asyncio.Semaphore(1))
-        task = asyncio.ensure_future(Service.in_thread(service, work))
+        service: Any = types.SimpleNamespace(decoders=pool, decoder_slots=asyncio.Semaphore(1))
+        task = asyncio.ensure_future(Service.run_in_decoder(service, work))
         while not going.is_set():
             await asyncio.sleep(0.01)
         for _ in range(2):
@@ -552,46 +563,50 @@ def test_a_place_among_the_decoders_is_held_until_the_work_is_done() -> None:
             await asyncio.sleep(0)
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        assert service.decoding.locked()
+        assert service.decoder_slots.locked()
         release.set()
-        async with asyncio.timeout(PATIENCE):
-            await service.decoding.acquire()
+        async with asyncio.timeout(TIMEOUT):
+            await service.decoder_slots.acquire()
         pool.shutdown()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("seconds", "kind", "most"), [(0.0, "predict", 16), (2.0, "predict", 5), (99.0, "embed", 1)])
-def test_batches_of_a_slow_model_are_small(seconds: float, kind: str, most: int) -> None:
-    batcher: Any = types.SimpleNamespace(seconds=seconds, limits=Limits(answering=30.0, batch=16))
-    assert Batcher.most(batcher, (kind,)) == most
-    assert Batcher.most(batcher, ("heat", 1, "relevance")) == max(1, most // 4 if seconds else most)
+@pytest.mark.parametrize(
+    ("seconds", "task", "expected"), [(0.0, "predict", 16), (2.0, "predict", 5), (99.0, "embed", 1)]
+)
+def test_slow_models_get_small_batches(seconds: float, task: str, expected: int) -> None:
+    batcher: Any = types.SimpleNamespace(seconds_per_image=seconds, limits=Limits(response_timeout=30.0, batch_size=16))
+    assert Batcher.max_batch_size(batcher, (task,)) == expected
+    assert Batcher.max_batch_size(batcher, ("explain", 1, "relevance")) == max(
+        1, expected // 4 if seconds else expected
+    )
 
 
-def test_a_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
-    """Pictures that do not fit into the pipe make the sender wait, which is no answer either."""
+def test_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
+    """Images that do not fit into the pipe block the sender."""
     config = VITS["class"].replace(image_size=(256, 256), patch_size=(64, 64))
     write_checkpoint(tmp_path / "model", make_checkpoint(config))
-    limits = Limits(answering=1.0)
+    limits = Limits(response_timeout=1.0)
     with TestClient(create_app(str(tmp_path / "model"), limits, num_threads=1, log=io.StringIO())) as client:
         service = client.app.state.service  # type: ignore[attr-defined]
         os.kill(service.worker.process.pid, signal.SIGSTOP)
         files = [("file", (f"{i}.png", png())) for i in range(8)]
         assert client.post("/v1/predict", files=files).status_code in (503, 504)
-        until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
+        wait_until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
 
 
-def test_nobody_without_a_token_takes_room(folder: Path) -> None:
-    """A body is read only where it is wanted; the others are answered at once, however much they announce."""
+def test_bodies_are_read_only_when_needed(folder: Path) -> None:
+    """Requests without a token or endpoint get a response before their body, whatever its length."""
     with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
         host, port = locked.url.removeprefix("http://").split(":")
         for path, code in (("/x", b"404"), ("/", b"405"), ("/v1/predict", b"401"), ("/v1/x", b"401")):
-            with socket.create_connection((host, int(port)), timeout=PATIENCE) as each:
+            with socket.create_connection((host, int(port)), timeout=TIMEOUT) as each:
                 each.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\nabc".encode())
                 assert each.recv(12) == b"HTTP/1.1 " + code
 
 
-def test_a_token_with_spaces_around_is_refused(folder: Path) -> None:
+def test_token_with_surrounding_spaces_is_rejected(folder: Path) -> None:
     result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN=" secret")
     assert result.returncode == 2
-    assert "without spaces around" in result.stderr
+    assert "surrounding spaces" in result.stderr
