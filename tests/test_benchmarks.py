@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.serving import PATIENCE
+from helpers.serving import TIMEOUT
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CHILD = """
@@ -60,7 +60,7 @@ def run_failing(code: str, folder: Path, *packages: Path) -> str:
     (folder / "benchmark.py").write_text(code)
     path = os.pathsep.join([*map(str, packages), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
     command, environment = [sys.executable, "benchmark.py"], {**os.environ, "PYTHONPATH": path}
-    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     assert process.returncode == 1, process.stderr
     return process.stderr
 
