@@ -91,7 +91,6 @@ RAISED_CODES = {
     "run_finished",
     "run_locked",
     "study_differs",
-    "table_mismatch",
     "too_many_images",
     "unknown_class",
     "unknown_field",
@@ -336,7 +335,14 @@ def test_a_study_records_divergence_only(tmp_path: Path, monkeypatch: pytest.Mon
         raise error
 
     monkeypatch.setattr(studies, "train", fail)
-    arguments: Any = (little_study(), Cell("ViT", "none", BASE), 0, tmp_path, {"seconds_per_run": 1.0, "steps": 1}, time.monotonic)
+    arguments: Any = (
+        little_study(),
+        Cell("ViT", "none", BASE),
+        0,
+        tmp_path,
+        {"seconds_per_run": 1.0, "steps": 1},
+        time.monotonic,
+    )
     error = TrainingError(REWORDED, code="not_finite")
     assert studies.run_cell(*arguments)["diverged"] == REWORDED
     error = TrainingError("NaN is not to blame.")

@@ -1,0 +1,1 @@
+"""What tests share: small models, tiny runs, servers and golden data."""

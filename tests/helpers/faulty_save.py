@@ -23,7 +23,7 @@ from patchword.checkpoints.checkpoint import Checkpoint
 from patchword.config import ViTConfig
 from patchword.data.preprocess import Preprocess
 from patchword.errors import CheckpointError
-from patchword.training.checkpointing import Snapshot, CheckpointStore
+from patchword.training.checkpointing import CheckpointStore, Snapshot
 
 CALLS = {n: getattr(os, n) for n in ["open", "write", "fsync", "mkdir", "rename", "scandir", "unlink", "rmdir"]}
 CREATING = ("write", "fsync", "mkdir")  # what a full disk refuses

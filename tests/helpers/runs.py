@@ -80,7 +80,7 @@ class Child:
 
 
 class Nursery:
-    """`with Nursery(folder) as nursery: nursery.run("train", "recipe.py", "--out", "run").wait()`"""
+    """`with Nursery(folder) as nursery: nursery.run("train", "recipe.py", "--out", "run").wait()`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -126,7 +126,7 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import sklearn.datasets
+    import sklearn.datasets  # noqa: F401  # imported once here, not in every child
     import torch._dynamo
 
     import patchword.cli.commands.train_command

@@ -59,7 +59,7 @@ def test_fewer_pictures_to_learn_from() -> None:
         DataConfig(train_fraction=0.0)
 
 
-class Enough(Exception):
+class StudyInterruptedError(Exception):
     pass
 
 
@@ -88,9 +88,9 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path, clock: Callable[[]
 
     def stop(text: str) -> None:
         if "(1 of 2)" in text:
-            raise Enough
+            raise StudyInterruptedError
 
-    with pytest.raises(Enough):
+    with pytest.raises(StudyInterruptedError):
         run_study(study, out, budget=18, now=clock, say=stop)
     first = json.loads((out / "results.json").read_text())["rows"]
     assert [row["x"] for row in first] == ["none"]

@@ -142,7 +142,8 @@ def test_second_signal_ends_a_run_at_once(nursery: Nursery, tmp_path: Path, numb
     run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", configured("adamw").replace(save_every=3600.0))
     script = tmp_path / "twice.py"
     script.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\nfrom helpers.runs import signal_at\nfrom patchword.cli.main import main\n"
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from helpers.runs import signal_at\nfrom patchword.cli.main import main\n"
         f"for _ in range(2):\n    signal_at('5', {int(number)})\nmain(sys.argv[1:])\n"
     )
     child = nursery.run(script, "train", recipe, "--out", run)

@@ -166,7 +166,10 @@ def test_evaluations_are_few_where_epochs_are_short(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
     strong = AugmentConfig(crop="shift", flip=0.5, mixup=0.4, random_erasing=0.3)
-    run = lambda **k: losses(trainer(model=TINY.replace(dropout=0.1), augment=strong, **k), 5)
+
+    def run(**changes: Any) -> list[float]:
+        return losses(trainer(model=TINY.replace(dropout=0.1), augment=strong, **changes), 5)
+
     assert run() == run() == run(data=DataConfig(num_workers=2)) == run(data=DataConfig(num_workers=3))
     assert run() != run(seed=1)
 

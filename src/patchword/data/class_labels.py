@@ -64,7 +64,9 @@ def encode_labels(
         if not names:
             raise DataError(f"{describe(row)} has no label. Add one, or remove the sample.")
         if len(names) > 1:
-            raise DataError(f"{describe(row)} has more than one label, {format_names(names)}. Set data.multi_label=true.")
+            raise DataError(
+                f"{describe(row)} has more than one label, {format_names(names)}. Set data.multi_label=true."
+            )
     indices = (index_of[names[0]] for names in sample_labels)
     return labels, np.fromiter(indices, dtype=np.int64, count=len(sample_labels))
 

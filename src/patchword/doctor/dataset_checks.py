@@ -150,7 +150,9 @@ def _duplicate_findings(survey: Survey, pairs: np.ndarray, kind: str, leak: Seve
         findings.append(Finding(leak, what, _pair_names(survey, selected), advice))
     is_conflict = np.array([survey.label(a) != survey.label(b) for a, b in pairs], dtype=bool)
     if is_conflict.any():
-        what = f"{pluralize(int(is_conflict.sum()), 'pair')} of {kind}s {_have(int(is_conflict.sum()))} different labels."
+        what = (
+            f"{pluralize(int(is_conflict.sum()), 'pair')} of {kind}s {_have(int(is_conflict.sum()))} different labels."
+        )
         names = _pair_names(survey, pairs[is_conflict])
         findings.append(Finding("warning", what, names, "Look at them, and correct the labels."))
     harmless = pairs[(splits[:, 0] == splits[:, 1]) & ~is_conflict]
@@ -200,7 +202,9 @@ def check_image_sizes(survey: Survey, image_size: tuple[int, int]) -> list[Findi
         findings.append(Finding("warning" if is_majority else "note", what, _names(survey, upscaled), advice))
     ratios = sizes.max(axis=1) / sizes.min(axis=1)
     if (elongated := samples[ratios > MAX_ASPECT_RATIO]).size:
-        what = f"{pluralize(len(elongated), 'image')} {_have(len(elongated))} an aspect ratio above {MAX_ASPECT_RATIO}. "
+        what = (
+            f"{pluralize(len(elongated), 'image')} {_have(len(elongated))} an aspect ratio above {MAX_ASPECT_RATIO}. "
+        )
         what += "The model sees only the center."
         findings.append(Finding("note", what, _names(survey, elongated), "If the ends matter, cut them into several."))
     return findings

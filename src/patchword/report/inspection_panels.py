@@ -34,7 +34,15 @@ from ..plots.overlay import overlay_heatmap
 from ..plots.panel import Panel
 
 # Names of all panels, in the order of the report.
-NAMES: tuple[str, ...] = ("filters", "positions", "attention_distance", "walkthrough", "heads", "explanations", "classes")
+NAMES: tuple[str, ...] = (
+    "filters",
+    "positions",
+    "attention_distance",
+    "walkthrough",
+    "heads",
+    "explanations",
+    "classes",
+)
 NAMES += ("faithfulness", "norms", "similarity", "patch_colors")
 BATCH_SIZE = 8
 NUM_ORIGINALS = 6  # images that the command keeps uncropped, to be shown
