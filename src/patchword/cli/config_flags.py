@@ -15,6 +15,7 @@ from ..errors import ConfigError
 
 ValueKind = Literal["single", "numbers", "words"]  # what a flag takes
 CHANNEL_STATS = ("mean", "std")
+PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 CONFIG_VALUES: dict[str, Any] = {}  # fields on the command line of this process, set by `main`
 
 # Flags of earlier versions and their new names.
@@ -130,10 +131,15 @@ def parse_field(flag: str, texts: list[str]) -> Any:
     """Parse values as JSON (3, 1e-6, true), or else as strings. The config validates them."""
     if not texts:
         raise ConfigError(f"{flag} needs a value: a number, a word, or several numbers separated by spaces for a size.")
-    values = []
-    for text in texts:
-        try:
-            values.append(json.loads(text.lower() if text in ("True", "False", "None") else text))
-        except ValueError:
-            values.append(text)
+    values = [parse_value(text) for text in texts]
     return values[0] if len(values) == 1 else values
+
+
+def parse_value(text: str) -> Any:
+    """Parse one value as a Python constant or as JSON, or else as a string."""
+    if text in PYTHON_CONSTANTS:
+        return PYTHON_CONSTANTS[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
