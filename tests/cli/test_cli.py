@@ -390,3 +390,12 @@ def test_escape_sequences_in_names_are_not_printed(model: Path, data: Path) -> N
     assert result.returncode == 3
     assert "\x1b" not in result.stderr
     assert "red.png" in result.stderr
+
+
+def test_bench_lists_unreadable_images(model: Path, data: Path, command: Run) -> None:
+    (data / "red/broken.png").write_bytes(b"no image")
+    result = command("bench", model, "--engines", "torch", "--seconds", 0.01, "--verify", data, "--json")
+    assert result.returncode == 3, result.stderr
+    assert "broken.png" in result.stderr
+    (row,) = json.loads(result.stdout)
+    assert row["accuracy"] == 1.0

@@ -10,12 +10,12 @@ from ...core.text import print_stderr
 from ...errors import ConfigError
 from ..labeled_data import load_labeled_images
 from ..model_args import MODEL_ARG, NO_OVERRIDES, Flag, JsonFlag, ModelArgs, arg, model_title
-from ..output import print_json, print_table, progress
+from ..output import print_json, print_table, progress, report_unreadable
 
 if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
     from ...engines.bench import EngineBench
-    from ...inference.inputs import InputImage
+    from ...inference.inputs import InputImage, UnreadableImage
 
 
 def bench(
@@ -57,11 +57,11 @@ def bench(
     working = [row.name for row in rows if not row.error]
     if not working:
         raise ConfigError(f"None of these engines can run this model. {rows[0].name}: {rows[0].error}")
-    accuracy = measure_accuracy(classifier.checkpoint, working, images) if images else {}
+    accuracy, unreadable = measure_accuracy(classifier.checkpoint, working, images)
     print_result(rows, accuracy, json)
     if out:
         write_report(out, model, rows, accuracy)
-    return 0
+    return report_unreadable(unreadable, len(images))
 
 
 def check_engine_names(names: Sequence[str]) -> None:
@@ -89,17 +89,21 @@ def find_working_engines(names: Sequence[str]) -> list[str]:
     return working
 
 
-def measure_accuracy(checkpoint: "Checkpoint", names: list[str], images: "list[InputImage]") -> dict[str, float]:
-    """Return the accuracy of each engine; mean average precision for multi-label models."""
+def measure_accuracy(
+    checkpoint: "Checkpoint", names: list[str], images: "list[InputImage]"
+) -> "tuple[dict[str, float], list[UnreadableImage]]":
+    """Return the accuracy of each engine (mAP of multi-label models), and the images that could not be read."""
     from ...evaluation.evaluate import evaluate
     from ...inference.classifier import Classifier
 
-    metric, accuracy = "map" if checkpoint.multi_label else "top1", {}
-    for name in names:
+    metric = "map" if checkpoint.multi_label else "top1"
+    accuracy: dict[str, float] = {}
+    unreadable: list[UnreadableImage] = []
+    for name in names if images else []:
         with progress(name, len(images)) as step:
             result = evaluate(Classifier(checkpoint, name), images, on_progress=step)
-        accuracy[name] = float(result.metrics[metric])
-    return accuracy
+        accuracy[name], unreadable = float(result.metrics[metric]), result.skipped
+    return accuracy, unreadable
 
 
 def print_result(rows: "list[EngineBench]", accuracy: dict[str, float], json: bool) -> None:
