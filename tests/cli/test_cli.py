@@ -157,7 +157,7 @@ def test_convert_with_model_fields(tmp_path: Path) -> None:
     assert (config.num_heads, config.image_size, config.num_classes) == (3, (48, 64), 9)
     again = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "timm", *fields)
     assert again.returncode == 2
-    assert "exists already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_labels_and_channel_statistics_as_flags(model: Path, data: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_hub_reference(tmp_path: Path) -> None:
         (["convert", "MODEL", "OUT", "--to", "jax"], "jax"),
         (["convert", "MODEL", "OUT", "--to", "timm", "--half"], "--half"),
         (["predikt", "MODEL"], "predict"),
-        (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], "exists already"),
+        (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], "already exists"),
         (["predict", "MODEL", "a.png", "--csv", "new.csv", "--json"], "choose one"),
         (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "mean"),
         (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "--image-size needs a value"),

@@ -162,7 +162,7 @@ def test_openvino_writes_two_files(model: Path, run: Run) -> None:
     (model / "ov.bin").write_text("mine")
     done = run("export", model / "model", model / "ov.xml")
     assert done.returncode == 2
-    assert "ov.bin exists already" in done.stderr
+    assert "ov.bin already exists" in done.stderr
     assert (model / "ov.bin").read_text() == "mine"
     (model / "ov.xml").write_text("an older one")
     done = run("export", model / "model", model / "ov.xml", "--overwrite")
@@ -251,7 +251,7 @@ def wrong_requests(model: Path) -> dict[str, tuple[list[object], str]]:
             "exclude each other",
         ),
         "calibrate": ([model / "model", model / "x.onnx", "--calibration-data", model], "needs --int8"),
-        "exists": ([model / "model", model / "taken.onnx"], "exists already"),
+        "exists": ([model / "model", model / "taken.onnx"], "already exists"),
         "whole int8 xml": (
             [model / "model", model / "x.xml", "--int8", "--include-preprocessing", "--verify", model],
             "leave out --include-preprocessing",

@@ -605,7 +605,7 @@ def test_the_command(photos: Path, tmp_path: Path) -> None:
     assert not re.search(r"""(src|href|srcset)=["'](?!data:)""", page)
     again = run("inspect", model, "--out", out)
     assert again.returncode == 2
-    assert "exists already" in again.stderr
+    assert "already exists" in again.stderr
     assert run("inspect", model, "--out", out, "--overwrite").returncode == 0
     assert {path.stem for path in out.glob("*.png")} == {"filters", "positions"}  # nothing stays of what was before
 
@@ -617,7 +617,7 @@ def test_wrong_requests_are_refused(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"nothing")
     cases = [
         ([photos, "--label", "dog"], "no class 'dog'"),
-        ([tmp_path / "empty"], "no pictures"),
+        ([tmp_path / "empty"], "no images"),
         ([tmp_path / "bad.png"], "None of the pictures could be read"),
         (["cifar"], "cifar10"),
         ([photos, "--max-images", "0"], "--max-images must be at least 1"),
@@ -638,7 +638,7 @@ def test_predict_explains(photos: Path, tmp_path: Path) -> None:
     (photos / "broken.jpg").write_bytes(b"\xff\xd8")
     clash = run("predict", model, photos, "--json", "--explain", photos)
     assert clash.returncode == 2
-    assert "not empty" in clash.stderr
+    assert "already exists" in clash.stderr
     assert not clash.stdout
     result = run("predict", model, photos / "2.png", "--explain", photos, "--overwrite")
     assert result.returncode == 2

@@ -215,9 +215,9 @@ def test_training_optimizes_its_models(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "teacher", Checkpoint(model.config, dict(model.state_dict()), preprocess, labels))
     run = trainer(ema=0.9, distill=DistillConfig(teacher=str(tmp_path / "teacher")))
     try:
-        assert run.average is not None
+        assert run.ema is not None
         assert run.teacher is not None
-        models = [run.model, run.average.model, run.teacher.model, *(run.shares.models if run.shares else ())]
+        models = [run.model, run.ema.model, run.teacher.model, *(run.shares.models if run.shares else ())]
         assert all(map(is_optimized, models))
     finally:
         run.close()

@@ -69,7 +69,7 @@ def require_new_files(*paths: Path | None, overwrite: bool) -> None:
     """Check, before any work is done, that no output file exists; None stands for an output that is not written."""
     for path in paths:
         if path is not None and path.exists() and not overwrite:
-            message = f"{path} exists already. Choose another name, or add --overwrite."
+            message = f"{path} already exists. Choose another name, or add --overwrite."
             raise OutputError(message, code="output_exists")
 
 

@@ -184,7 +184,7 @@ def _prepare_output(target: Path, overwrite: bool, replaceable: Collection[str])
         target = target.resolve()
         if target.exists() and not overwrite:
             raise OutputError(
-                f"{target} exists already. Choose another name, or add --overwrite (overwrite=True).",
+                f"{target} already exists. Choose another name, or add --overwrite (overwrite=True).",
                 code="output_exists",
             )
         if target.is_dir() and (others := sorted(p.name for p in target.iterdir() if p.name not in replaceable)):

@@ -104,7 +104,7 @@ def test_unreadable_cells_raise_image_error(tmp_path: Path) -> None:
 
 def test_multi_label(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [["a", "b"], ["b"], [], ["c", "b"]]})
-    with pytest.raises(DataError, match=r"row 0 has several labels, 'a', 'b'.*data.multi_label"):
+    with pytest.raises(DataError, match=r"row 0 has more than one label, 'a', 'b'.*data.multi_label"):
         resolve_dataset(str(path))
     source = resolve_dataset(str(path), multi_label=True).splits["train"]
     assert source.labels == ("a", "b", "c")

@@ -101,7 +101,7 @@ def test_duplicate_lines_count_once(folder: Path) -> None:
         ("path,label\np/0.png,a\n,b\n", "line 3: the column 'path' is empty"),
         ('path,label,note\np/0.png,a,"two\nlines"\np/1.png,,x\n', "line 4 has no label"),
         ("path,label,path\np/0.png,a,b\n", "duplicate column names"),
-        ("path,labels\np/0.png,a\np/1.png,b;c\n", "line 3 has several labels, 'b', 'c'.*data.multi_label"),
+        ("path,labels\np/0.png,a\np/1.png,b;c\n", "line 3 has more than one label, 'b', 'c'.*data.multi_label"),
         ("path,label\np/0.png,a\np/0.png,b\n", "line 3: p/0.png has the label 'b', but in line 2 'a'"),
         ("path,label,split\np/0.png,a,train\np/0.png,a,test\n", "line 3: p/0.png is in the test set, but in line 2"),
         ("path,label,split\np/0.png,a,train\np/1.png,a,dev\n", "line 3: the split 'dev' is none of train"),

@@ -103,7 +103,7 @@ def test_multi_label(tmp_path: Path) -> None:
     }
     path = str(write(tmp_path / "x.tar", members))
     assert resolve_dataset(path, multi_label=True).splits["train"].targets.tolist() == [[1, 1], [0, 0]]
-    with pytest.raises(DataError, match=r"x\.tar:1\.png has several labels"):
+    with pytest.raises(DataError, match=r"x\.tar:1\.png has more than one label"):
         resolve_dataset(path)
 
 
