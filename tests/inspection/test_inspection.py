@@ -618,7 +618,7 @@ def test_wrong_requests_are_refused(photos: Path, tmp_path: Path) -> None:
     cases = [
         ([photos, "--label", "dog"], "no class 'dog'"),
         ([tmp_path / "empty"], "no images"),
-        ([tmp_path / "bad.png"], "None of the pictures could be read"),
+        ([tmp_path / "bad.png"], "None of the images could be read"),
         (["cifar"], "cifar10"),
         ([photos, "--max-images", "0"], "--max-images must be at least 1"),
     ]
@@ -642,7 +642,7 @@ def test_predict_explains(photos: Path, tmp_path: Path) -> None:
     assert not clash.stdout
     result = run("predict", model, photos / "2.png", "--explain", photos, "--overwrite")
     assert result.returncode == 2
-    assert "one of the pictures themselves" in result.stderr
+    assert "one of the input images" in result.stderr
     result = run("predict", model, photos, "--json", "--explain", out)
     assert result.returncode == 3
     assert len(json.loads(result.stdout)) == 4
