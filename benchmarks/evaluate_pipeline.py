@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from harness import write_result
 
-from patchword.data.images import list_images
+from patchword.data.image_decoder import list_images
 from patchword.data.prefetch import prefetch
 from patchword.evaluation.evaluate import evaluate
 from patchword.inference.classifier import BATCH_SIZE, Classifier

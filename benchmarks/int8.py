@@ -19,7 +19,7 @@ from harness import interleaved, median_ratio, short_path, write_result
 
 from patchword.config import ViTConfig
 from patchword.data.formats.image_folder import match_classes
-from patchword.data.images import list_images
+from patchword.data.image_decoder import list_images
 from patchword.engines import open_engine
 from patchword.engines.engine import Engine
 from patchword.engines.exportable import ExportableModel

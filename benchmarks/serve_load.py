@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from harness import short_path, write_result
 
-from patchword.data.images import list_images
+from patchword.data.image_decoder import list_images
 from patchword.inference.classifier import Classifier
 
 NUM_IMAGES = 200

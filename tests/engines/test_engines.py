@@ -20,15 +20,15 @@ from patchword.engines import ENGINES, Engine, auto, engine_cache, engine_trials
 from patchword.engines.bench import bench_engines
 from patchword.engines.engine import EngineSpec
 from patchword.engines.engine_trials import TrialResult
-from patchword.engines.parity import compute_logits, measure_parity, sample_images
-from patchword.engines.quantize import (
+from patchword.engines.int8_linear import Int8Linear
+from patchword.engines.int8_quantization import (
     RowScaledLinear,
     max_abs_inputs,
     quantization_errors,
     scale_outlier_rows,
     smooth_quant,
 )
-from patchword.engines.torch_int8 import Int8Linear
+from patchword.engines.parity import compute_logits, measure_parity, sample_images
 from patchword.errors import ConfigError
 from patchword.inference.classifier import Classifier
 from patchword.models import ViT

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from helpers.color_classifier import color_checkpoint, write_color_folder
 from patchword.errors import DataError, OutputError
-from patchword.inference import decode as decode_module
+from patchword.inference import open_image as decode_module
 from patchword.inference.classifier import Classifier
-from patchword.inference.decode import DecodedImage
 from patchword.inference.inputs import InputImage, resolve_images
+from patchword.inference.open_image import DecodedImage
 from patchword.inference.predict import predict_images, write_prediction_table
 from patchword.inference.predictions import Prediction
 from patchword.report import explanation_images

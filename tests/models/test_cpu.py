@@ -15,7 +15,7 @@ from patchword.config import DistillConfig
 from patchword.data.preprocess import HALF, Preprocess
 from patchword.engines.capabilities import probe_capabilities
 from patchword.engines.exportable import ExportableModel
-from patchword.engines.torch_int8 import quantize_linear_layers
+from patchword.engines.int8_linear import quantize_linear_layers
 from patchword.inference.classifier import Classifier
 from patchword.models import ViT, optimize_for_cpu
 from patchword.models.attention import Attention, ScaledDotProductAttention

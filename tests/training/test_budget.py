@@ -15,10 +15,11 @@ from helpers.runs import leftovers, shared_nursery, tiny, write_recipe
 from patchword.config import AugmentConfig, Config, OptimConfig, ScheduleConfig
 from patchword.training import pacing, resume, train
 from patchword.training import run as run_module
+from patchword.training.budget_clock import BudgetClock, StepClock
 from patchword.training.callbacks import Callback
 from patchword.training.checkpointing import CheckpointStore
 from patchword.training.run_dir import read_metrics
-from patchword.training.schedule import BudgetClock, StepClock, lr_factor
+from patchword.training.schedule import lr_factor
 from patchword.training.trainer import Trainer
 
 BUDGET = 30.0  # simulated seconds

@@ -40,16 +40,17 @@ from patchword.errors import CheckpointError, ConfigError, DataError, Stopped, T
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import resume, train
 from patchword.training import run as run_module
+from patchword.training.budget_clock import BudgetClock
 from patchword.training.callbacks import Callback
 from patchword.training.distributed import ProcessGroup
 from patchword.training.ema import ModelEma
 from patchword.training.evaluator import EvalOutputs, evaluate_split
 from patchword.training.init_model import freeze
 from patchword.training.lora import add_lora, merge_lora
-from patchword.training.objective import class_weights, make_objective, match_teacher_classes
+from patchword.training.loss import class_weights, make_objective, match_teacher_classes
 from patchword.training.optimizers import SAM, Muon, make_optimizers, newton_schulz, orthogonalize
 from patchword.training.run_dir import create_run_dir
-from patchword.training.schedule import BudgetClock, lr_factor
+from patchword.training.schedule import lr_factor
 from patchword.training.trainer import Trainer
 
 

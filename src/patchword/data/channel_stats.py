@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import DataError, ImageError
-from .images import Mode
+from .image_decoder import Mode
 from .keyed_rng import permutation
 from .sources import Source
 

@@ -1,7 +1,7 @@
 """Early check that the images of a source can be decoded at all."""
 
 from ..errors import DataError, ImageError
-from .images import Mode
+from .image_decoder import Mode
 from .keyed_rng import permutation
 from .sources import Source
 

@@ -1,7 +1,7 @@
 """The evaluation transform: resize, center crop and normalize an image as the model expects.
 
 Owns the geometry, the normalization and their JSON form, which is stored with the weights. It does not know file
-formats (`data.images` decodes), models, or training augmentation.
+formats (`data.image_decoder` decodes), models, or training augmentation.
 
 The geometry is that of torchvision's Resize + CenterCrop on Pillow images, to the pixel, because nearly all public
 weights were evaluated with it.
@@ -199,11 +199,11 @@ def _resample(
 
 
 def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert between L and RGB only: `data.images.to_mode` handles transparency, palettes and 16 bits."""
+    """Convert between L and RGB only: `data.image_decoder.to_mode` handles transparency, palettes and 16 bits."""
     if image.mode not in _MODES.values():
         raise ImageError(
             f"The image has mode {image.mode!r}, but Preprocess accepts only L and RGB: "
-            f"convert it with patchword.data.images.to_mode(image, {mode!r}).",
+            f"convert it with patchword.data.image_decoder.to_mode(image, {mode!r}).",
             code="image_unsupported",
         )
     return image.convert(mode)

@@ -22,7 +22,7 @@ from .formats.hf_datasets import PREFIX, is_saved_dataset, open_hub_dataset, ope
 from .formats.image_folder import open_folder
 from .formats.parquet import open_parquet
 from .formats.webdataset import open_shards
-from .images import IMAGE_SUFFIXES
+from .image_decoder import IMAGE_SUFFIXES
 from .sources import SPLIT_ALIASES, SPLIT_TITLES, DatasetSplits, ResolvedDataset, Source, fingerprint
 from .split import apply_split, stratified_split, stratified_subset
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from ..errors import DataError, Note
 from .class_labels import format_names, remap_targets, to_multi_hot
-from .images import Mode, load_image, to_mode
+from .image_decoder import Mode, load_image, to_mode
 
 # Names of splits in folders, file names and tables (case-insensitive), and the canonical name of each.
 SPLIT_ALIASES = {

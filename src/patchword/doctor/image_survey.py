@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ..data.images import FORMATS
+from ..data.image_decoder import FORMATS
 from ..data.sources import FileSource, Source
 from ..errors import ImageError
 

@@ -142,7 +142,7 @@ def open_torch_compiled(checkpoint: Checkpoint, merge_counts: MergeCounts) -> En
 
 def open_torch_int8(checkpoint: Checkpoint, merge_counts: MergeCounts) -> Engine:
     """Open the engine `torch-int8`."""
-    from .torch_int8 import quantize_linear_layers
+    from .int8_linear import quantize_linear_layers
 
     model = quantize_linear_layers(ExportableModel(checkpoint, merge_counts).eval())
 
@@ -164,8 +164,8 @@ def build_onnx(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeC
 
 def build_onnx_int8(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeCounts) -> bytes:
     """Build an ONNX file with dynamic int8 quantization."""
+    from .int8_quantization import prepare_for_int8, quantize_dynamic_int8
     from .onnx import export_onnx
-    from .quantize import prepare_for_int8, quantize_dynamic_int8
 
     return quantize_dynamic_int8(export_onnx(prepare_for_int8(checkpoint, calibration, merge_counts)))
 
@@ -178,8 +178,8 @@ def build_onnx_int8_tome(checkpoint: Checkpoint, calibration: Tensor, merge_coun
 
 def build_onnx_int8_static(checkpoint: Checkpoint, calibration: Tensor, merge_counts: MergeCounts) -> bytes:
     """Build an ONNX file with static int8 quantization."""
+    from .int8_quantization import prepare_for_int8, quantize_static_int8
     from .onnx import export_onnx
-    from .quantize import prepare_for_int8, quantize_static_int8
 
     return quantize_static_int8(export_onnx(prepare_for_int8(checkpoint, calibration, merge_counts)), calibration)
 

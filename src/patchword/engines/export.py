@@ -90,8 +90,8 @@ def build_and_write(
     metadata = export_metadata(checkpoint, options)
     if format_name == "torch.export":
         return write_pt2(ExportableModel(checkpoint, merge_counts, include_preprocessing=whole), out, metadata)
+    from .int8_quantization import prepare_for_int8
     from .onnx import export_onnx
-    from .quantize import prepare_for_int8
 
     if calibration is None:
         assert checkpoint.preprocess is not None
@@ -110,8 +110,8 @@ def write_onnx(graph: Any, out: Path, options: ExportOptions, metadata: str) -> 
     """Write an ONNX file, quantized if the options say so."""
     import onnx
 
+    from .int8_quantization import quantize_dynamic_int8
     from .onnx import OnnxSession
-    from .quantize import quantize_dynamic_int8
 
     if options.int8:
         graph = onnx.load_from_string(quantize_dynamic_int8(graph))

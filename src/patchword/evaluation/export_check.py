@@ -16,8 +16,8 @@ from ..engines.parity import Parity, measure_parity, sample_photos
 from ..engines.timing import time_interleaved
 from ..errors import ExportError, ImageError
 from ..inference.classifier import BATCH_SIZE, Classifier
-from ..inference.decode import ImageInput, decode_image
 from ..inference.inputs import InputImage, sample_evenly
+from ..inference.open_image import ImageInput, decode_image
 from .evaluate import evaluate
 
 NUM_COMPARED = 64  # images whose logits are compared

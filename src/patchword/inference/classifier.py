@@ -18,7 +18,7 @@ from ..data.prefetch import prefetch
 from ..engines import Engine, torch_engine
 from ..errors import ConfigError, ImageError
 from ..models import optimize_for_cpu
-from .decode import DecodedImage, ImageInput, decode
+from .open_image import DecodedImage, ImageInput, decode
 from .predictions import Prediction, class_labels, to_probabilities, top_predictions
 
 # Large enough for matmuls to run at full speed on one core, small enough for its cache.

@@ -12,11 +12,11 @@ from PIL import Image
 
 from ..data.datasets.registry import DATASET_NAMES
 from ..data.formats.image_folder import list_labeled_images
-from ..data.images import IMAGE_SUFFIXES, list_images
+from ..data.image_decoder import IMAGE_SUFFIXES, list_images
 from ..data.resolve import is_plain_folder, resolve_dataset
 from ..data.sources import Source
 from ..errors import DataError
-from .decode import ImageInput
+from .open_image import ImageInput
 
 SPLIT_ORDER = ("test", "val", "train")  # the first split that a dataset has is used
 DATASET_SUFFIXES = frozenset({".csv", ".tsv", ".tar", ".parquet"})

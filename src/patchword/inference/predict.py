@@ -10,8 +10,8 @@ from torch import Tensor
 from ..core.io import digest, weights_digest
 from ..errors import ImageError
 from .classifier import Classifier
-from .decode import DecodedImage
 from .inputs import InputImage, UnreadableImage
+from .open_image import DecodedImage
 from .prediction_csv import ImageResult, PredictionTable, ScoreRow
 from .predictions import Prediction, Score
 

@@ -8,8 +8,8 @@ import torch
 from ..core.io import atomic_output
 from ..errors import OutputError
 from ..inference.classifier import Classifier
-from ..inference.decode import DecodedImage
 from ..inference.inputs import InputImage
+from ..inference.open_image import DecodedImage
 from ..inference.predictions import Prediction
 from ..inspection.explain import Method, default_method, explain
 from ..plots.overlay import overlay_heatmap

@@ -20,7 +20,7 @@ from ..config import ViTConfig
 from ..data.preprocess import Preprocess
 from ..engines.engine import PreparedEngine
 from ..errors import ImageError
-from ..inference.decode import decode
+from ..inference.open_image import decode
 from ..inference.predictions import class_labels, top_predictions
 from ..inspection.explain import CLASS_METHODS, Method, methods_for
 from ..plots.overlay import overlay_heatmap, scale_to_unit

@@ -16,7 +16,7 @@ from ..config import Config, ViTConfig
 from ..config.train import Precision
 from ..core.runtime import set_num_threads
 from .distributed import ProcessGroup
-from .objective import Objective
+from .loss import Objective
 from .precision import autocast
 
 MIN_CHUNK, MIN_CHUNK_BATCH_NORM = 4, 32  # images; batch norm sees its chunk only, so it needs more

@@ -23,7 +23,7 @@ from ..checkpoints.tensor_files import write_tensors
 from ..config.train import Precision
 from ..core.io import atomic_output, read_json, sha256, tensor_bytes, write_json
 from ..models import optimize_for_cpu
-from .objective import Objective
+from .loss import Objective
 from .precision import autocast
 
 FAULT_FILE, BATCH_FILE = "fault.json", "batch.safetensors"

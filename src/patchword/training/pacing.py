@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from ..config import Config
-from .schedule import BudgetClock, Clock, StepClock
+from .budget_clock import BudgetClock, Clock, StepClock
 
 MAX_EVAL_FRACTION = 0.1  # of a time budget, for evaluations before the last
 MAX_EVALUATIONS = 200  # per run: with few images an epoch takes almost no time

@@ -32,6 +32,7 @@ from ..models import optimize_for_cpu
 from ..report import TrainingReport, write_training_report
 from .allocator import retain_freed_memory
 from .auto_resume import ResumeMode, find_run_to_resume, finished_result, is_restarted
+from .budget_clock import BudgetClock, StepClock
 from .callbacks import Callback, LogRow, RunInfo, TrainResult
 from .checkpointing import CheckpointStore, LoadedCheckpoint, Snapshot, read_training_checkpoint
 from .distributed import ProcessGroup
@@ -55,7 +56,6 @@ from .run_dir import (
     update_config,
     write_split,
 )
-from .schedule import BudgetClock, StepClock
 from .selection import ENDPOINTS, is_better, select_interpolation
 from .trainer import NonFiniteStepError, Trainer
 

@@ -24,8 +24,8 @@ from .ema import ModelEma
 from .head_probe import probe_head
 from .init_model import InitialState, first_phase_size, make_initial_state, set_train_mode
 from .lora import merge_lora
+from .loss import Teacher, make_objective
 from .nan_guard import Fault, locate_fault
-from .objective import Teacher, make_objective
 from .optimizers import SAM, make_optimizers, set_lr
 from .precision import autocast
 from .schedule import lr_factor

@@ -8,14 +8,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from ...core.text import pluralize, print_stderr
 from ...errors import ConfigError
 from ..model_args import NO_OVERRIDES, EngineName, Flag, JsonFlag, ModelArgs, ModelReference, arg
-from ..output import (
-    EXIT_UNREADABLE,
-    print_json,
-    print_predictions,
-    progress,
-    report_unreadable,
-    require_new_files,
-)
+from ..output import EXIT_UNREADABLE, print_json, print_predictions, progress, report_unreadable, require_new_files
 
 if TYPE_CHECKING:
     from ...inference.classifier import Classifier

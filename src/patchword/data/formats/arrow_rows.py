@@ -15,7 +15,7 @@ from PIL import Image
 
 from ...errors import ConfigError, DataError, ImageError, how_to_install
 from ..class_labels import encode_labels, format_names, parse_labels
-from ..images import Mode, load_image
+from ..image_decoder import Mode, load_image
 from ..sources import Source, decode_image
 
 if TYPE_CHECKING:

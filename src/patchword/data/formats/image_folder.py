@@ -12,7 +12,7 @@ from pathlib import Path
 from ...errors import DataError, Note
 from ..class_labels import encode_labels, format_names
 from ..datasets.imagenet import imagenet_classes
-from ..images import list_images
+from ..image_decoder import list_images
 from ..sources import SPLIT_ALIASES, SPLIT_TITLES, FileSource, ResolvedDataset
 
 _LAYOUT = "Use one folder per class: {folder}/cat/1.jpg, {folder}/dog/2.jpg."

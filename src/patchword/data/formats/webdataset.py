@@ -17,7 +17,7 @@ from PIL import Image
 
 from ...errors import DataError, ImageError, Note
 from ..class_labels import encode_labels, format_names, parse_labels
-from ..images import IMAGE_SUFFIXES, Mode
+from ..image_decoder import IMAGE_SUFFIXES, Mode
 from ..sources import ResolvedDataset, Source, decode_image
 
 _MAX_LABEL_BYTES = 2**20  # of a .cls or .json file

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..data.images import MAX_PIXELS, Mode, load_image, to_mode
+from ..data.image_decoder import MAX_PIXELS, Mode, load_image, to_mode
 from ..data.preprocess import Preprocess
 from ..errors import ImageError
 

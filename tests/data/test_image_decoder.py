@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
-from patchword.data import images
-from patchword.data.images import DECODE_MARGIN, MAX_PIXELS, list_images, load_image, to_mode
+from patchword.data import image_decoder as images
+from patchword.data.image_decoder import DECODE_MARGIN, MAX_PIXELS, list_images, load_image, to_mode
 from patchword.data.preprocess import HALF, Preprocess
 from patchword.errors import DataError, ImageError
 
