@@ -217,7 +217,7 @@ def test_training_optimizes_its_models(tmp_path: Path) -> None:
     try:
         assert run.ema is not None
         assert run.teacher is not None
-        models = [run.model, run.ema.model, run.teacher.model, *(run.cpu_parallel.models if run.cpu_parallel else ())]
+        models = [run.model, run.ema.model, run.teacher.model, *(run.cpu_parallel.replicas if run.cpu_parallel else ())]
         assert all(map(is_optimized, models))
     finally:
         run.close()
