@@ -311,7 +311,7 @@ def together(nursery: Nursery, size: int, *arguments: str | Path, script: Path =
     return children
 
 
-def ended(children: list[Child], code: int) -> None:
+def assert_exit_codes(children: list[Child], code: int) -> None:
     codes = [child.wait() for child in children]
     assert codes == [code] * len(children), "\n".join(child.output() for child in children)
 

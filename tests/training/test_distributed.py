@@ -10,7 +10,18 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from helpers.runs import Nursery, end_of, ended, leftovers, rows, sha256, shared_nursery, tiny, together, write_recipe
+from helpers.runs import (
+    Nursery,
+    assert_exit_codes,
+    end_of,
+    leftovers,
+    rows,
+    sha256,
+    shared_nursery,
+    tiny,
+    together,
+    write_recipe,
+)
 from patchword.checkpoints import read_checkpoint
 from patchword.config import Config, DataConfig
 from patchword.data.resolve import open_data
@@ -40,7 +51,9 @@ def samples(log: Path) -> bytes:
 def alone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of one process, in the folder "run", with its samples in "log"."""
     folder = tmp_path_factory.mktemp("alone")
-    ended(together(nursery, 1, write_recipe(folder / "recipe.py", configured()), folder / "run", folder / "log"), 0)
+    assert_exit_codes(
+        together(nursery, 1, write_recipe(folder / "recipe.py", configured()), folder / "run", folder / "log"), 0
+    )
     return folder
 
 
@@ -56,7 +69,7 @@ def check_same_losses(run: Path, other: Path) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_processes_compute_what_one_does(nursery: Nursery, alone: Path, tmp_path: Path, accumulate: int) -> None:
     recipe = write_recipe(tmp_path / "recipe.py", configured(grad_accum_steps=accumulate))
-    ended(together(nursery, 2, recipe, tmp_path / "run", tmp_path / "log"), 0)
+    assert_exit_codes(together(nursery, 2, recipe, tmp_path / "run", tmp_path / "log"), 0)
     check_same_losses(tmp_path / "run", alone / "run")
     assert samples(tmp_path / "log") == samples(alone / "log")
     ours, theirs = (load_file(folder / "run/model.safetensors") for folder in (tmp_path, alone))
@@ -69,7 +82,7 @@ def test_the_number_of_processes_may_change(nursery: Nursery, alone: Path, tmp_p
     recipe, run = write_recipe(tmp_path / "recipe.py", configured()), tmp_path / "run"
     for size, stop in ((1, "10"), (2, "20"), (1, "-1")):
         children = together(nursery, size, recipe, run, tmp_path / f"log-{size}-{stop}", stop)
-        ended(children, 143 if stop != "-1" else 0)
+        assert_exit_codes(children, 143 if stop != "-1" else 0)
     parts = [samples(tmp_path / f"log-{name}") for name in ("1-10", "2-20", "1--1")]
     assert [part.count(b"\n") + 1 for part in parts] == [320, 320, 320]  # ten steps each, none made twice
     assert b"\n".join(parts) == samples(alone / "log")
@@ -79,7 +92,7 @@ def test_the_number_of_processes_may_change(nursery: Nursery, alone: Path, tmp_p
 def test_one_process_is_exact(nursery: Nursery, alone: Path, tmp_path: Path) -> None:
     """The recorder disturbs nothing: the same run again is the same, bit for bit."""
     recipe = write_recipe(tmp_path / "recipe.py", configured())
-    ended(together(nursery, 1, recipe, tmp_path / "run", tmp_path / "log"), 0)
+    assert_exit_codes(together(nursery, 1, recipe, tmp_path / "run", tmp_path / "log"), 0)
     assert end_of(tmp_path / "run", STEPS) == end_of(alone / "run", STEPS)
 
 
@@ -87,7 +100,7 @@ def test_a_fault_in_one_share_stops_all(nursery: Nursery, tmp_path: Path) -> Non
     """Step 6, the second process: its batch is named and kept, once; both end."""
     recipe, run = write_recipe(tmp_path / "recipe.py", configured(grad_accum_steps=1)), tmp_path / "run"
     children = together(nursery, 2, recipe, run, tmp_path / "log", "-1", str(5 * 32 + 16))
-    ended(children, 2)
+    assert_exit_codes(children, 2)
     bad = [line.split()[1] for line in samples(tmp_path / "log").decode().splitlines()][5 * 32 + 16 : 6 * 32]
     for child in children:
         assert "Step 6 produced NaN or Inf (input, images) in the batch digits train" in child.output()
@@ -96,7 +109,7 @@ def test_a_fault_in_one_share_stops_all(nursery: Nursery, tmp_path: Path) -> Non
     assert again == fault.location
     assert len(fault.samples) == len(bad) == 16
     state = {path.name: sha256(path) for path in (run / "checkpoints/step-00000005").iterdir()}
-    ended(together(nursery, 2, recipe, run, tmp_path / "log", "-1", str(5 * 32 + 16)), 2)
+    assert_exit_codes(together(nursery, 2, recipe, run, tmp_path / "log", "-1", str(5 * 32 + 16)), 2)
     assert {path.name: sha256(path) for path in (run / "checkpoints/step-00000005").iterdir()} == state
 
 
@@ -104,7 +117,7 @@ def test_batch_norm_is_measured_as_it_is_published(nursery: Nursery, tmp_path: P
     """Each process gathers statistics of its own; all must measure with those of the first, which are published."""
     model = configured().model.replace(stem="conv", stem_layers=(8,), patch_size=(2, 2))
     recipe, run = write_recipe(tmp_path / "recipe.py", configured().replace(model=model)), tmp_path / "run"
-    ended(together(nursery, 2, recipe, run, tmp_path / "log"), 0)
+    assert_exit_codes(together(nursery, 2, recipe, run, tmp_path / "log"), 0)
     test = open_data(DataConfig(source="digits"), 0).test
     assert test is not None
     classifier = Classifier(dataclasses.replace(read_checkpoint(run), temperature=1.0))

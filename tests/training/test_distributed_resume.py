@@ -15,9 +15,9 @@ from helpers.runs import (
     ENVIRONMENT,
     PATIENCE,
     Nursery,
+    assert_exit_codes,
     at,
     end_of,
-    ended,
     leftovers,
     rows,
     shared_nursery,
@@ -68,7 +68,7 @@ def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> U
             folder = tmp_path_factory.mktemp(f"{kind}{size}")
             config = configured() if kind == "plain" else rich(str(run(1, "plain")))
             recipe = write_recipe(folder / "recipe.py", config)
-            ended(together(nursery, size, recipe, folder / "run", folder / "log"), 0)
+            assert_exit_codes(together(nursery, size, recipe, folder / "run", folder / "log"), 0)
             made[size, kind] = folder / "run"
         return made[size, kind]
 
@@ -98,12 +98,12 @@ def test_kills_leave_no_trace(nursery: Nursery, undisturbed: Undisturbed, tmp_pa
         if step == 9:
             for child in children:
                 child.signal(signal.SIGKILL)
-            ended(children, -signal.SIGKILL)
+            assert_exit_codes(children, -signal.SIGKILL)
         else:
             assert children[-1].kill() == -signal.SIGKILL
             sign.unlink()
-            ended(children[:-1], 1)
-    ended(together(nursery, size, recipe, run, tmp_path / "log"), 0)
+            assert_exit_codes(children[:-1], 1)
+    assert_exit_codes(together(nursery, size, recipe, run, tmp_path / "log"), 0)
     assert end_of(run, STEPS) == end_of(reference, STEPS)
     assert leftovers(run) == []
 
@@ -145,7 +145,7 @@ def test_torchrun_restarts_a_run(undisturbed: Undisturbed, tmp_path: Path) -> No
 
 def test_gradients_are_averaged(nursery: Nursery) -> None:
     """In buckets of a fixed order; a parameter that no process has a gradient for stays without."""
-    ended(together(nursery, 3, script=AVERAGE), 0)
+    assert_exit_codes(together(nursery, 3, script=AVERAGE), 0)
 
 
 def test_resume_auto(nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_existing_directory_ends_all_processes_with_the_same_message(nursery: Nu
     )
     recipe = write_recipe(tmp_path / "recipe.py", configured())
     children = together(nursery, 2, recipe, tmp_path / "run", script=script)
-    ended(children, 2)
+    assert_exit_codes(children, 2)
     assert [child.output().split()[-1] for child in children] == ["run_exists", "run_exists"]
 
 
