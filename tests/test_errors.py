@@ -81,6 +81,7 @@ RAISED_CODES = {
     "invalid_json",
     "invalid_parameter",
     "no_image",
+    "no_label_column",
     "table_mismatch",
     "not_a_study",
     "not_finite",

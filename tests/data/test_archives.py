@@ -76,19 +76,19 @@ def test_valid_archives_are_extracted_and_read(tmp_path: Path, suffix: str) -> N
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        ([("../escape", b"x")], "outside the target folder"),
-        ([("good", b"x"), ("set/../../escape", b"x")], "outside the target folder"),
-        ([("{outside}/escape", b"x")], "outside the target folder"),
-        ([("..\\escape", b"x")], "outside the target folder"),
-        ([("C:escape", b"x")], "outside the target folder"),
-        ([special("link", tarfile.SYMTYPE, "..")], "a link or a device"),
-        ([special("link", tarfile.SYMTYPE, ".."), ("link/escape", b"x")], "a link or a device"),
-        ([("good", b"x"), special("link", tarfile.LNKTYPE, "/etc/passwd")], "a link or a device"),
-        ([special("pipe", tarfile.FIFOTYPE)], "a link or a device"),
-        ([special("disk", tarfile.BLKTYPE)], "a link or a device"),
-        ([("twice", b"x"), ("twice", b"y")], "twice"),
-        ([("file", b"x"), ("file/below", b"y")], "as a file and as a folder"),
-        ([("bomb", bytes(3_000_000))], "more than 1,000,000 bytes"),
+        ([("../escape", b"x")], "outside"),
+        ([("good", b"x"), ("set/../../escape", b"x")], "outside"),
+        ([("{outside}/escape", b"x")], "outside"),
+        ([("..\\escape", b"x")], "outside"),
+        ([("C:escape", b"x")], "outside"),
+        ([special("link", tarfile.SYMTYPE, "..")], "device"),
+        ([special("link", tarfile.SYMTYPE, ".."), ("link/escape", b"x")], "device"),
+        ([("good", b"x"), special("link", tarfile.LNKTYPE, "/etc/passwd")], "device"),
+        ([special("pipe", tarfile.FIFOTYPE)], "device"),
+        ([special("disk", tarfile.BLKTYPE)], "device"),
+        ([("same", b"x"), ("same", b"y")], "'same' twice"),
+        ([("file", b"x"), ("file/below", b"y")], "'file/below' twice"),
+        ([("bomb", bytes(3_000_000))], "1,000,000 bytes"),
         ([(f"{number}", b"") for number in range(30)], "20 files"),
     ],
 )
@@ -105,9 +105,9 @@ def test_unsafe_tars_are_refused(tmp_path: Path, members: list[tuple[str, object
 
 
 def test_unsafe_zips_are_refused(tmp_path: Path) -> None:
-    link = zipfile.ZipInfo("link")
+    link = zipfile.ZipInfo("alias")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    for name, reason in (("../escape", "outside the target folder"), (link, "a link"), ("bomb", "more than")):
+    for name, reason in (("../escape", "outside"), (link, "link"), ("bomb", "1,000,000 bytes")):
         path = zip_of(tmp_path / "bad.zip", (name, bytes(2_000_000)))
         (out := tmp_path / "out").mkdir(exist_ok=True)
         with pytest.raises(DataError, match=reason):
@@ -124,10 +124,10 @@ def test_damaged_archives_raise_data_error(tmp_path: Path, suffix: str) -> None:
         deb_of(path, tar_of(tmp_path / "data.tar.xz", *FILES.items()).read_bytes())
     else:
         tar_of(path, *FILES.items())
-    whole = path.read_bytes()
+    data = path.read_bytes()
     refused = 0
-    for length in range(0, len(whole) - 1, max(1, len(whole) // 40)):
-        path.write_bytes(whole[:length])
+    for length in range(0, len(data) - 1, max(1, len(data) // 40)):
+        path.write_bytes(data[:length])
         try:
             read_files(path, {"b.bin"})
         except DataError as caught:
@@ -135,7 +135,8 @@ def test_damaged_archives_raise_data_error(tmp_path: Path, suffix: str) -> None:
         else:
             continue
         refused += 1
-        assert f"{path} is damaged" in str(error)
+        assert str(path) in str(error)
+        assert "damaged" in str(error)
     assert refused > 20
 
 
@@ -146,9 +147,9 @@ def test_build_once_is_atomic(tmp_path: Path) -> None:
         built.append(folder)
         (folder / "file").write_text("x")
         if len(built) == 1:
-            raise DataError("no")
+            raise DataError("interrupted")
 
-    with pytest.raises(DataError, match="no"):
+    with pytest.raises(DataError, match="interrupted"):
         build_once(tmp_path / "set", build)
     assert not [each for each in tmp_path.iterdir() if each.is_dir()]
     for _ in range(2):
@@ -161,8 +162,8 @@ import sys, time
 from pathlib import Path
 from patchword.core.io import build_once
 def build(folder):
-    (folder / "half").write_text("x")
-    print("begun", flush=True)
+    (folder / "incomplete").write_text("x")
+    print("started", flush=True)
     time.sleep(3600)
 build_once(Path(sys.argv[1]), build)
 """
@@ -171,15 +172,14 @@ build_once(Path(sys.argv[1]), build)
 def test_killed_build_is_repeated(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path / "set")], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    assert process.stdout.readline() == "started\n"
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert (tmp_path / "set.partial/half").exists()
+    assert (tmp_path / "set.partial/incomplete").exists()
     assert not (tmp_path / "set").exists()
-    build_once(tmp_path / "set", lambda folder: (folder / "whole").write_text("x"))
-    assert content_of(tmp_path / "set") == {
-        "whole": b"x"
-    }  # nothing of the killed process is left, and its lock is not waited for
+    build_once(tmp_path / "set", lambda folder: (folder / "complete").write_text("x"))
+    # Nothing of the killed process is left, and its lock does not block.
+    assert content_of(tmp_path / "set") == {"complete": b"x"}
 
 
 def test_cache_dir_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

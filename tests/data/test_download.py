@@ -1,5 +1,6 @@
 """Downloads from a local HTTP server that misbehaves in every known way."""
 
+import errno
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ CONTENT = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-PATIENCE = 600  # seconds to wait for anything
+TIMEOUT = 600  # seconds to wait for anything
 
 
 class Server(ThreadingHTTPServer):
@@ -39,20 +40,20 @@ class Server(ThreadingHTTPServer):
         self.headers: dict[str, str] = {"ETag": '"one"'}
         self.ranges = True  # supports Range requests
         self.length = True  # sends Content-Length
-        self.answers: list[int] = []  # statuses of the next responses, instead of the file
+        self.statuses: list[int] = []  # statuses of the next responses, instead of the file
         self.cuts: list[int] = []  # the next responses end after that many bytes
         self.stalls: list[int] = []  # the next responses stall after that many bytes
-        self.going = threading.Event()  # cleared: a response pauses after 10,000 bytes until it is set
-        self.going.set()
+        self.running = threading.Event()  # cleared: a response pauses after 10,000 bytes until it is set
+        self.running.set()
         self.log: list[dict[str, str]] = []  # the headers of each request
         self.paths: list[str] = []
-        self.over = threading.Event()
+        self.stopped = threading.Event()
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
 
     def stop(self) -> None:
-        self.over.set()
-        self.going.set()
+        self.stopped.set()
+        self.running.set()
         self.shutdown()
         self.thread.join()
         self.server_close()
@@ -60,8 +61,8 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that disconnect."""
 
-    def asked(self) -> list[str | None]:
-        """The Range of each request."""
+    def requested_ranges(self) -> list[str | None]:
+        """The Range header of each request."""
         return [headers.get("Range") for headers in self.log]
 
 
@@ -75,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         server.log.append(dict(self.headers))
         server.paths.append(self.path)
-        if server.answers and (status := server.answers.pop(0)) != 200:
+        if server.statuses and (status := server.statuses.pop(0)) != 200:
             self.send_error(status)
             return
         body, start = server.content, self.start()
@@ -93,20 +94,20 @@ class Handler(BaseHTTPRequestHandler):
         self.send_body(body[start:])
 
     def start(self) -> int:
-        wanted, condition = self.headers.get("Range"), self.headers.get("If-Range")
+        requested, condition = self.headers.get("Range"), self.headers.get("If-Range")
         changed = condition is not None and condition not in self.server.headers.values()
-        return 0 if wanted is None or changed or not self.server.ranges else int(wanted[6:].rstrip("-"))
+        return 0 if requested is None or changed or not self.server.ranges else int(requested[6:].rstrip("-"))
 
     def send_body(self, body: bytes) -> None:
         server = self.server
         stall = server.stalls.pop(0) if server.stalls else None
         cut = server.cuts.pop(0) if server.cuts else None
         end = min(len(body) if each is None else each for each in (cut, stall))
-        for place in range(0, end, 10_000):
-            self.wfile.write(body[place : min(end, place + 10_000)])
-            server.going.wait(PATIENCE)
+        for offset in range(0, end, 10_000):
+            self.wfile.write(body[offset : min(end, offset + 10_000)])
+            server.running.wait(TIMEOUT)
         if stall is not None:
-            server.over.wait(PATIENCE)
+            server.stopped.wait(TIMEOUT)
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_interrupted_transfer_is_resumed(server: Server, tmp_path: Path) -> None
     server.cuts = [100_000, 50_000]
     download(server.url, tmp_path / "file", md5=MD5)
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked() == [None, "bytes=100000-", "bytes=150000-"]
+    assert server.requested_ranges() == [None, "bytes=100000-", "bytes=150000-"]
     assert server.log[1]["If-Range"] == '"one"'
 
 
@@ -148,18 +149,18 @@ def test_server_without_ranges_restarts(server: Server, tmp_path: Path) -> None:
     server.cuts, server.ranges = [100_000], False
     download(server.url, tmp_path / "file", sha256=SHA256)
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked() == [None, "bytes=100000-"]
+    assert server.requested_ranges() == [None, "bytes=100000-"]
 
 
 def test_retries_end_without_progress(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000] + [0] * 20
-    with pytest.raises(DownloadError, match="ended after 100,000 of 300,000 bytes"):
+    with pytest.raises(DownloadError, match=r"100,000.*300,000 bytes"):
         download(server.url, tmp_path / "file", md5=MD5)
     assert len(server.log) == module.MAX_TRIES
     assert (tmp_path / "file.part").stat().st_size == 100_000  # for the next run
     server.cuts = []
     download(server.url, tmp_path / "file", md5=MD5)
-    assert server.asked()[-1] == "bytes=100000-"
+    assert server.requested_ranges()[-1] == "bytes=100000-"
 
 
 def test_progress_resets_the_number_of_retries(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,34 +187,35 @@ def test_without_validator_the_checksum_decides(server: Server, tmp_path: Path) 
     server.content = CONTENT
     download(server.url, tmp_path / "file", md5=MD5)
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked()[-2:] == ["bytes=100000-", None]  # joined, found wrong, downloaded in one piece
+    assert server.requested_ranges()[-2:] == ["bytes=100000-", None]  # joined, found wrong, downloaded in one piece
     assert "If-Range" not in server.log[-2]
 
 
 def test_no_resume_without_validator_and_checksum(server: Server, tmp_path: Path) -> None:
     server.headers, server.cuts = {}, [100_000]
     download(server.url, tmp_path / "file")
-    assert server.asked() == [None, None]
+    assert server.requested_ranges() == [None, None]
 
 
 def test_wrong_file_is_deleted_and_reported(server: Server, tmp_path: Path) -> None:
     server.content = OTHER
     with pytest.raises(DownloadError) as caught:
         download(server.url, tmp_path / "file", md5=MD5)
-    assert f"its md5 is {hashlib.md5(OTHER).hexdigest()} instead of {MD5}" in str(caught.value)
-    assert "was deleted" in str(caught.value)
+    assert caught.value.code == "unreachable"
+    for digest in (hashlib.md5(OTHER).hexdigest(), MD5):
+        assert digest in str(caught.value)
     assert leftovers(tmp_path) == []
     assert len(server.log) == 1
 
 
 def test_urls_are_tried_in_order(server: Server, tmp_path: Path) -> None:
-    server.answers = [404]
+    server.statuses = [404]
     download([server.url + "?first", server.url + "?second"], tmp_path / "file", md5=MD5)
     assert server.paths == ["/file?first", "/file?second"]
 
 
 def test_busy_server_is_retried(server: Server, tmp_path: Path) -> None:
-    server.answers = [503, 429]
+    server.statuses = [503, 429]
     download(server.url, tmp_path / "file", md5=MD5)
     assert len(server.log) == 3
 
@@ -221,12 +223,12 @@ def test_busy_server_is_retried(server: Server, tmp_path: Path) -> None:
 def test_stalled_transfer_is_resumed(server: Server, tmp_path: Path) -> None:
     server.stalls = [50_000]
     download(server.url, tmp_path / "file", md5=MD5, timeout=2)
-    assert "bytes=50000-" in server.asked()  # on a busy machine other responses may be late, too
+    assert "bytes=50000-" in server.requested_ranges()  # on a busy machine other responses may be late, too
 
 
 def test_server_that_stays_silent_times_out(server: Server, tmp_path: Path) -> None:
     server.stalls = [0] * 10
-    with pytest.raises(DownloadError, match=r"no data for 0.1 seconds"):
+    with pytest.raises(DownloadError, match=r"\b0\.1 seconds"):
         download(server.url, tmp_path / "file", md5=MD5, timeout=0.1)
 
 
@@ -236,28 +238,33 @@ def test_offline_error_explains_the_manual_download(tmp_path: Path) -> None:
     with pytest.raises(DownloadError) as caught:
         download([url, "http://nowhere.invalid/file"], tmp_path / "file", md5=MD5)
     message = str(caught.value)
-    for word in (f"{url}: Connection refused", "http://nowhere.invalid/file: ", f"{tmp_path / 'file'} (md5 {MD5})"):
-        assert word in message
+    reason = os.strerror(errno.ECONNREFUSED)
+    for expected in (f"{url}: {reason}", "http://nowhere.invalid/file: ", str(tmp_path / "file"), f"md5 {MD5}"):
+        assert expected in message
 
 
 def test_manually_downloaded_file_is_verified(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT)
     download(server.url, tmp_path / "file", md5=MD5, size=len(CONTENT))
     (tmp_path / "file").write_bytes(OTHER)
-    with pytest.raises(DataError, match="is not the expected file: its md5 is"):
+    with pytest.raises(DataError, match=hashlib.md5(OTHER).hexdigest()) as error:
         download(server.url, tmp_path / "file", md5=MD5)
+    assert error.value.code == "invalid_data"
+    assert str(tmp_path / "file") in str(error.value)
     assert (tmp_path / "file").read_bytes() == OTHER  # a file of the user is never deleted
     assert server.log == []
 
 
 def test_wrong_content_length_is_refused_before_the_transfer(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match="it offers 300,000 bytes instead of 299,999"):
-        download(server.url, tmp_path / "file", size=299_999)
+    received: list[tuple[int, int | None]] = []
+    with pytest.raises(DownloadError, match=r"300,000 bytes.*299,999"):
+        download(server.url, tmp_path / "file", size=299_999, on_progress=lambda *a: received.append(a))
+    assert received == []
 
 
 def test_oversized_response_is_aborted(server: Server, tmp_path: Path) -> None:
     server.length, server.content = False, CONTENT * 20
-    with pytest.raises(DownloadError, match=r"it has [34]..,... bytes instead of 300,000"):  # not 6,000,000
+    with pytest.raises(DownloadError, match=r"\b[34]\d\d,\d{3} bytes.*300,000"):  # not 6,000,000
         download(server.url, tmp_path / "file", size=len(CONTENT))
     assert leftovers(tmp_path) == []
 
@@ -274,15 +281,15 @@ def test_oversized_partial_file_is_discarded(server: Server, tmp_path: Path) -> 
     (tmp_path / "file.part").write_bytes(CONTENT * 2)
     (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "validator": '"one"'}))
     download(server.url, tmp_path / "file", md5=MD5)
-    assert server.asked() == ["bytes=600000-", None]
+    assert server.requested_ranges() == ["bytes=600000-", None]
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", '{"url": 3}'])
-def test_damaged_metadata_restarts_the_download(server: Server, tmp_path: Path, note: str) -> None:
+@pytest.mark.parametrize("metadata", ["", "{", "[]", '{"url": 3}'])
+def test_damaged_metadata_restarts_the_download(server: Server, tmp_path: Path, metadata: str) -> None:
     (tmp_path / "file.part").write_bytes(OTHER[:1000])
-    (tmp_path / "file.part.json").write_text(note)
+    (tmp_path / "file.part.json").write_text(metadata)
     download(server.url, tmp_path / "file", md5=MD5)
-    assert server.asked() == [None]
+    assert server.requested_ranges() == [None]
 
 
 def test_environment_proxies_are_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +300,7 @@ def test_environment_proxies_are_used(server: Server, tmp_path: Path, monkeypatc
 
 
 def test_missing_disk_space_is_detected_in_advance(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="needs 1,000,000,000,000,000 more bytes"):
+    with pytest.raises(DataError, match=r"1,000,000,000,000,000 .*PATCHWORD_CACHE"):
         download(server.url, tmp_path / "file", size=10**15)
     assert server.log == []
 
@@ -317,39 +324,39 @@ def child(server: Server, target: Path, before: str = "") -> subprocess.Popen[st
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.01)
 
 
 def test_next_process_resumes_after_a_kill(server: Server, tmp_path: Path) -> None:
     part = tmp_path / "file.part"
-    server.going.clear()
+    server.running.clear()
     process = child(server, tmp_path / "file")
     wait_for(lambda: part.exists() and part.stat().st_size > 0)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    server.going.set()
-    have = part.stat().st_size
-    assert 0 < have < len(CONTENT)
+    server.running.set()
+    size = part.stat().st_size
+    assert 0 < size < len(CONTENT)
     assert not (tmp_path / "file").exists()
     download(server.url, tmp_path / "file", md5=MD5)
-    assert server.asked() == [None, f"bytes={have}-"]
+    assert server.requested_ranges() == [None, f"bytes={size}-"]
     assert leftovers(tmp_path) == ["file"]
 
 
 def test_two_processes_share_one_download(server: Server, tmp_path: Path) -> None:
-    server.going.clear()
+    server.running.clear()
     first = child(server, tmp_path / "file")
     wait_for(lambda: (tmp_path / "file.part").exists())
     second = child(server, tmp_path / "file")
     assert second.stderr is not None
-    assert "Waiting for another process" in second.stderr.readline()
-    server.going.set()
+    assert str(tmp_path / "file") in second.stderr.readline()  # the message of a process that waits for the lock
+    server.running.set()
     for process in (first, second):
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert len(server.log) == 1
@@ -358,13 +365,14 @@ def test_two_processes_share_one_download(server: Server, tmp_path: Path) -> Non
 def test_full_disk_is_reported_and_the_partial_file_kept(server: Server, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     process = child(server, tmp_path / "file", before=limit)
-    message, trouble = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 3, trouble
-    assert "No room on the disk" in message
+    message, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 3, stderr
+    assert os.strerror(errno.EFBIG) in message
+    assert "on another disk" in message
     assert "PATCHWORD_CACHE" in message
     assert 0 < (tmp_path / "file.part").stat().st_size <= 100_000
     download(server.url, tmp_path / "file", md5=MD5)
-    assert server.asked()[-1] is not None
+    assert server.requested_ranges()[-1] is not None
 
 
 def test_read_only_folder_is_reported(server: Server, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -48,7 +49,7 @@ JPEG_KINDS: dict[str, Callable[[Image.Image], bytes]] = {
     "4:2:2": lambda image: encode(image, "JPEG", quality=90, subsampling=1),
     "4:2:0": lambda image: encode(image, "JPEG", quality=90, subsampling=2),
     "progressive": lambda image: encode(image, "JPEG", quality=80, progressive=True),
-    "grey": lambda image: encode(image.convert("L"), "JPEG", quality=90),
+    "gray": lambda image: encode(image.convert("L"), "JPEG", quality=90),
     "RGB inside": lambda image: encode(image, "JPEG", quality=90, keep_rgb=True),
 }
 
@@ -192,8 +193,9 @@ def test_integers_of_unknown_range_are_refused() -> None:
     within = encode(Image.fromarray(gradient(np.int32, 65535)), "TIFF")
     assert difference(load_image(within, mode="L"), np.arange(256).reshape(16, 16)).max() == 0
     for values in (gradient(np.int32, 70000), gradient(np.int32, 1000) - 5):
-        with pytest.raises(ImageError, match="white level is unknown"):
+        with pytest.raises(ImageError, match=rf"{values.min()} .*{values.max()}\b.*0\.\.65535") as error:
             load_image(encode(Image.fromarray(values), "TIFF"))
+        assert error.value.code == "image_unsupported"
 
 
 def test_float_images_range_from_0_to_1() -> None:
@@ -202,8 +204,9 @@ def test_float_images_range_from_0_to_1() -> None:
     for bad in (1.5, -0.1, np.nan, np.inf):
         values = gradient(np.float32, 1.0)
         values[3, 3] = bad
-        with pytest.raises(ImageError, match="white level is unknown"):
+        with pytest.raises(ImageError, match=rf"{values.min()} .*{values.max()}\b.*0\.\.1\b") as error:
             load_image(encode(Image.fromarray(values), "TIFF"))
+        assert error.value.code == "image_unsupported"
 
 
 def test_transparency_is_composited_on_white() -> None:
@@ -220,17 +223,17 @@ def test_palettes_with_and_without_transparency() -> None:
     palette = Image.new("P", (4, 1))
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30])
     palette.putdata([0, 1, 2, 3])
-    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (10, 20, 30)]
+    colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (10, 20, 30)]
     cases: list[tuple[dict[str, Any], list[tuple[int, ...]]]] = [
-        ({}, colours),
-        ({"transparency": 1}, [colours[0], (255, 255, 255), *colours[2:]]),
-        ({"transparency": b"\xff\x00\xff\x00"}, [colours[0], (255, 255, 255), colours[2], (255, 255, 255)]),
+        ({}, colors),
+        ({"transparency": 1}, [colors[0], (255, 255, 255), *colors[2:]]),
+        ({"transparency": b"\xff\x00\xff\x00"}, [colors[0], (255, 255, 255), colors[2], (255, 255, 255)]),
     ]
     for options, expected in cases:
         seen = load_image(encode(palette, "PNG", **options))
         assert [seen.getpixel((x, 0)) for x in range(4)] == expected
     seen = load_image(encode(palette, "GIF", transparency=2))
-    assert [seen.getpixel((x, 0)) for x in range(4)] == [*colours[:2], (255, 255, 255), colours[3]]
+    assert [seen.getpixel((x, 0)) for x in range(4)] == [*colors[:2], (255, 255, 255), colors[3]]
     assert load_image(encode(palette, "PNG"), mode="L").getpixel((1, 0)) == 150  # 0.587 x 255
 
 
@@ -300,8 +303,9 @@ def test_to_mode_names_unsupported_color_modes(monkeypatch: pytest.MonkeyPatch) 
         raise ValueError("conversion from LAB to RGB not supported")
 
     monkeypatch.setattr(Image.Image, "convert", refuse)  # as in Pillow 12; Pillow 13 supports it
-    with pytest.raises(ImageError, match="LAB"):
+    with pytest.raises(ImageError, match="LAB") as error:
         to_mode(Image.new("LAB", (2, 2)), "RGB")
+    assert error.value.code == "image_unsupported"
 
 
 def test_premultiplied_transparency() -> None:
@@ -340,14 +344,15 @@ def gif_bomb(width: int, height: int) -> bytes:
 def test_decompression_bomb_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("it was decoded"))
     for data in (png_bomb(20000, 20000), png_bomb(10001, 10000), gif_bomb(60000, 60000), gif_bomb(10000, 12000)):
-        with pytest.raises(ImageError, match="pixels"):
+        with pytest.raises(ImageError) as error:
             load_image(data)
+        assert error.value.code == "image_too_large"
 
 
 def test_max_pixels() -> None:
     data = encode(Image.new("RGB", (20, 20)), "PNG")
     assert load_image(data, max_pixels=400).size == (20, 20)
-    with pytest.raises(ImageError, match=r"20 x 20 pixels.*399 allowed.*max_pixels") as error:
+    with pytest.raises(ImageError, match=r"20 x 20 .*399 .*max_pixels") as error:
         load_image(data, max_pixels=399)
     assert error.value.code == "image_too_large"
     assert MAX_PIXELS == 100_000_000
@@ -393,8 +398,9 @@ def test_truncated_files_are_refused(kind: str, end: float, tmp_path: Path) -> N
     path = tmp_path / "holiday.img"
     data = encode(photo().crop((0, 0, 64, 64)), kind)
     path.write_bytes(data[: int(len(data) * end)])
-    with pytest.raises(ImageError, match=r"holiday\.img: .*\. [A-Z]"):
+    with pytest.raises(ImageError, match=r"holiday\.img: .*\. [A-Z]") as error:  # a reason and an advice
         load_image(path)
+    assert error.value.code in ("image_damaged", "image_unsupported")
 
 
 def test_files_that_are_not_images(tmp_path: Path) -> None:
@@ -406,7 +412,7 @@ def test_files_that_are_not_images(tmp_path: Path) -> None:
         "empty.jpg": "image_empty",
         "text.jpg": "image_unsupported",
         "drawing.eps": "image_unsupported",
-        "nowhere.jpg": "image_not_found",
+        "missing.jpg": "image_not_found",
         "text.jpg/below.jpg": "image_not_found",
         "pipe.jpg": "image_not_a_file",
         ".": "image_not_a_file",
@@ -433,8 +439,9 @@ def test_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)  # chmod does not stop root, and tests often run as root
-    with pytest.raises(ImageError, match=r"secret\.png: permission is denied"):
+    with pytest.raises(ImageError, match=r"secret\.png") as error:
         load_image(path)
+    assert error.value.code == "image_permission_denied"
 
 
 def small_files() -> dict[str, bytes]:
@@ -518,12 +525,12 @@ def test_list_images_follows_links_without_cycles(tmp_path: Path) -> None:
 
 
 def test_list_images_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist"):
-        list_images(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"no images.*\.jpg"):
+    with pytest.raises(DataError, match=r"missing.*not exist"):
+        list_images(tmp_path / "missing")
+    with pytest.raises(DataError, match=rf"{re.escape(str(tmp_path))}\..*\.jpeg, \.jpg"):  # the supported suffixes
         list_images(tmp_path)
     (tmp_path / "a.jpg").touch()
-    with pytest.raises(DataError, match="not a folder"):
+    with pytest.raises(DataError, match=r"a\.jpg .*folder"):
         list_images(tmp_path / "a.jpg")
 
 
@@ -548,5 +555,6 @@ def test_jpeg_with_too_many_scans_is_refused() -> None:
     assert load_image(data, mode="RGB").size == (32, 32)
     assert data.count(b"\xff\xda") > 3
     last = data.rindex(b"\xff\xda")
-    with pytest.raises(ImageError, match=r"it has \d+ scans, more than the 500 allowed"):
+    with pytest.raises(ImageError, match=r"\d+ scans.*\b500\b") as error:
         load_image(data[:last] + data[last:-2] * 600 + data[-2:], mode="RGB")
+    assert error.value.code == "image_unsupported"

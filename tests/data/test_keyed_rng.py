@@ -13,12 +13,12 @@ from scipy import stats
 
 from patchword.data.keyed_rng import bits, hash_mix, keys, permutation, uniform
 
-LEAST_P = 1e-4
-MANY = 100_000
+MIN_P_VALUE = 1e-4
+NUM_SAMPLES = 100_000
 
 
 def assert_even(counts: np.ndarray) -> None:
-    assert stats.chisquare(counts).pvalue > LEAST_P
+    assert stats.chisquare(counts).pvalue > MIN_P_VALUE
 
 
 def assert_independent(first: np.ndarray, second: np.ndarray) -> None:
@@ -29,8 +29,8 @@ def assert_independent(first: np.ndarray, second: np.ndarray) -> None:
 
 def test_values_are_pinned() -> None:
     # A run that is repeated with a later version must see the same images.
-    known = keys(3, 2, np.array([0, 1]))
-    assert known.tolist() == [5919191730987360447, 7586704366570615742]
+    pinned = keys(3, 2, np.array([0, 1]))
+    assert pinned.tolist() == [5919191730987360447, 7586704366570615742]
     assert uniform(keys(0, 0, np.array([0, 1])), "a", 2)[0].tolist() == pytest.approx(
         [0.92308821, 0.03187967], abs=1e-8
     )
@@ -51,8 +51,8 @@ def test_key_depends_only_on_its_sample() -> None:
 
 
 def test_larger_count_does_not_change_the_first_values() -> None:
-    some = keys(0, 0, np.arange(10))
-    np.testing.assert_array_equal(uniform(some, "x", 7)[:, :3], uniform(some, "x", 3))
+    sample_keys = keys(0, 0, np.arange(10))
+    np.testing.assert_array_equal(uniform(sample_keys, "x", 7)[:, :3], uniform(sample_keys, "x", 3))
 
 
 def test_largest_seed() -> None:
@@ -74,47 +74,47 @@ def test_hash_mix_has_the_avalanche_property() -> None:
 
 @pytest.mark.parametrize("purpose", ["flip", "shift", "crop", "mix", ""])
 def test_uniform(purpose: str) -> None:
-    numbers = uniform(keys(0, 0, np.arange(MANY)), purpose, 2)
+    numbers = uniform(keys(0, 0, np.arange(NUM_SAMPLES)), purpose, 2)
     assert numbers.dtype == np.float64
     assert numbers.min() >= 0
     assert numbers.max() < 1
     for column in numbers.T:
         assert_even(np.histogram(column, bins=256, range=(0, 1))[0])
-        assert stats.kstest(column, "uniform").pvalue > LEAST_P
+        assert stats.kstest(column, "uniform").pvalue > MIN_P_VALUE
 
 
 def test_every_bit_is_unbiased() -> None:
-    words = bits(keys(0, 0, np.arange(MANY)), "noise")[:, 0]
+    words = bits(keys(0, 0, np.arange(NUM_SAMPLES)), "noise")[:, 0]
     ones = ((words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).sum(axis=0)
-    assert np.abs(ones - MANY / 2).max() < 4.5 * math.sqrt(MANY) / 2
+    assert np.abs(ones - NUM_SAMPLES / 2).max() < 4.5 * math.sqrt(NUM_SAMPLES) / 2
 
 
 def test_streams_are_independent() -> None:
-    some = keys(0, 0, np.arange(MANY))
-    assert_independent(uniform(some, "flip")[:, 0], uniform(some, "shift")[:, 0])
+    sample_keys = keys(0, 0, np.arange(NUM_SAMPLES))
+    assert_independent(uniform(sample_keys, "flip")[:, 0], uniform(sample_keys, "shift")[:, 0])
 
 
 def test_values_of_one_stream_are_independent() -> None:
-    first, second, third = uniform(keys(0, 0, np.arange(MANY)), "crop", 3).T
+    first, second, third = uniform(keys(0, 0, np.arange(NUM_SAMPLES)), "crop", 3).T
     assert_independent(first, second)
     assert_independent(first, third)
 
 
 @pytest.mark.parametrize("other", [(0, 1), (1, 0), (1, 1), (2**62, 0)], ids=str)
 def test_epochs_and_seeds_are_independent(other: tuple[int, int]) -> None:
-    indices = np.arange(MANY)
+    indices = np.arange(NUM_SAMPLES)
     assert_independent(uniform(keys(0, 0, indices), "flip")[:, 0], uniform(keys(*other, indices), "flip")[:, 0])
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 64, 512])
 def test_neighboring_samples_are_independent(distance: int) -> None:
-    numbers = uniform(keys(0, 0, np.arange(MANY + distance)), "flip")[:, 0]
+    numbers = uniform(keys(0, 0, np.arange(NUM_SAMPLES + distance)), "flip")[:, 0]
     assert_independent(numbers[:-distance], numbers[distance:])
 
 
 def test_epochs_of_one_sample_are_independent_and_uniform() -> None:
     numbers = np.concatenate([uniform(keys(4, epoch, np.array([17])), "flip")[0] for epoch in range(20_000)])
-    assert stats.kstest(numbers, "uniform").pvalue > LEAST_P
+    assert stats.kstest(numbers, "uniform").pvalue > MIN_P_VALUE
     assert_independent(numbers[:-1], numbers[1:])
 
 
@@ -137,12 +137,12 @@ def test_every_position_is_equally_likely() -> None:
 
 
 def test_orders_of_two_epochs_are_independent() -> None:
-    first, second = permutation(0, 0, MANY), permutation(0, 1, MANY)
+    first, second = permutation(0, 0, NUM_SAMPLES), permutation(0, 1, NUM_SAMPLES)
     assert (first == second).sum() < 8  # on average 1
-    assert abs(stats.spearmanr(first, second).statistic) < 4 / math.sqrt(MANY)
+    assert abs(stats.spearmanr(first, second).statistic) < 4 / math.sqrt(NUM_SAMPLES)
 
 
 def test_augmentation_is_independent_of_the_position() -> None:
     # The order sorts the keys themselves, so derived values must not correlate with the key.
-    places = np.argsort(permutation(0, 0, MANY)) / MANY
-    assert_independent(places, uniform(keys(0, 0, np.arange(MANY)), "flip")[:, 0])
+    positions = np.argsort(permutation(0, 0, NUM_SAMPLES)) / NUM_SAMPLES
+    assert_independent(positions, uniform(keys(0, 0, np.arange(NUM_SAMPLES)), "flip")[:, 0])

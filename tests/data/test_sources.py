@@ -76,9 +76,7 @@ def test_separate_references_for_each_split(pets: Path, tmp_path: Path) -> None:
 def test_classes_missing_in_the_training_set(pets: Path) -> None:
     paint(pets / "test/Cat/1.png")
     paint(pets / "test/eel/1.png")
-    with pytest.raises(
-        DataError, match=r"The test set has classes that the training set lacks: 'Cat', 'eel'\..*'cat', 'dog'"
-    ):
+    with pytest.raises(DataError, match=r"test set .*'Cat', 'eel'\..*'cat', 'dog'"):
         open_data(DataConfig(source=str(pets)), 0)
 
 
@@ -104,7 +102,7 @@ def test_single_split_is_used_whatever_its_name(pets: Path) -> None:
     assert splits.test is not None
     assert len(splits.test) == 1
     (pets / "train").rename(pets / "val")
-    with pytest.raises(DataError, match="no training set, only 'test', 'val'"):
+    with pytest.raises(DataError, match=r"pets .*training set.*'test', 'val'"):
         open_data(DataConfig(source=str(pets)), 0)
     (pets / "test").rename(pets.parent / "test")
     splits = open_data(DataConfig(source=str(pets)), 0)
@@ -115,13 +113,13 @@ def test_single_split_is_used_whatever_its_name(pets: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("", "No dataset is given. Use a folder"),
-        ("cifr10", "no file, folder or named dataset cifr10.*Did you mean the named dataset 'cifar10'"),
-        ("no/such/folder", "no file, folder or named dataset no/such/folder"),
-        ("no-*.tar", "no file, folder or named dataset no-"),
-        ("pets/train/cat/0.png", "is not a supported dataset"),
-        ("empty", "no images below empty"),
-        ("single", "only one class, 'photos'.*If 'labels.csv' in it lists"),
+        ("", "^No dataset"),
+        ("cifr10", r"named dataset cifr10\..*'cifar10'"),
+        ("no/such/folder", r"named dataset no/such/folder\."),
+        ("no-*.tar", r"named dataset no-\*\.tar\."),
+        ("pets/train/cat/0.png", r"pets/train/cat/0\.png .*supported"),
+        ("empty", r"images .*empty\. .*\.jpg"),
+        ("single", r"single .*'photos'.*\b2\b.*'labels\.csv'"),
     ],
 )
 def test_invalid_references(pets: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str) -> None:
@@ -133,7 +131,7 @@ def test_invalid_references(pets: Path, monkeypatch: pytest.MonkeyPatch, referen
         open_data(DataConfig(source=reference), 0)
 
 
-def test_an_archive_beside_its_class_folders_is_not_the_data(pets: Path) -> None:
+def test_archive_next_to_class_folders_is_ignored(pets: Path) -> None:
     (pets / "pets.tar").write_bytes(b"junk")
     (pets / "pets.parquet").write_bytes(b"junk")
     assert len(resolve_dataset(str(pets)).splits["train"]) == 14
@@ -202,11 +200,11 @@ def test_source_without_readable_images(tmp_path: Path) -> None:
         (tmp_path / f"{'ab'[i % 2]}").mkdir(exist_ok=True)
         (tmp_path / f"{'ab'[i % 2]}/{i}.jpg").write_bytes(b"junk")
     source = resolve_dataset(str(tmp_path)).splits["train"]
-    with pytest.raises(DataError, match=r"none of the 20 randomly chosen images.*\.jpg: "):
+    with pytest.raises(DataError, match=r"\b20 .*images.*\.jpg: "):
         require_readable(source)
-    with pytest.raises(DataError, match="cannot be read: none of the 2 images"):
+    with pytest.raises(DataError, match=r"\b2 images.*\.jpg: "):
         require_readable(source.subset(np.arange(2)))
-    with pytest.raises(DataError, match="None of 30 images"):
+    with pytest.raises(DataError, match=r"\b30 images.*mean"):
         compute_channel_stats(source, "RGB", (4, 4))
     paint(tmp_path / "a/0.jpg")
     require_readable(source.subset(np.arange(20)))  # one readable image in twenty is enough
@@ -241,17 +239,17 @@ IMAGES = np.zeros((2, 4, 4, 3), dtype=np.uint8)
 @pytest.mark.parametrize(
     ("images", "targets", "labels", "message"),
     [
-        (IMAGES.astype(np.float32), [0, 1], None, "uint8 .* not float32"),
-        (IMAGES.transpose(0, 3, 1, 2), [0, 1], None, r"not \(2, 3, 4, 4\)"),
-        (IMAGES[:, :0], [0, 1], None, r"not \(2, 0, 4, 3\)"),
-        (IMAGES[:0], [], None, r"not \(0, 4, 4, 3\)"),
-        (IMAGES, [0, 1, 0], None, r"2 images, targets of shape \(3,\)"),
-        (IMAGES, [0.0, 1.0], None, "integer class indices"),
-        (IMAGES, [0, -1], None, "smallest is -1"),
-        (IMAGES, [0, 2], ["a", "b"], "3 classes, the 2 labels are 'a', 'b'"),
-        (IMAGES, [0, 1], ["a", "a"], "one distinct name per class"),
-        (IMAGES, [[0, 1], [2, 0]], None, "only 0 and 1"),
-        (IMAGES, [[0, 1], [1, 0]], ["a", "b", "c"], "2 classes, the 3 labels"),
+        (IMAGES.astype(np.float32), [0, 1], None, r"uint8.*float32"),
+        (IMAGES.transpose(0, 3, 1, 2), [0, 1], None, r"images .*\(2, 3, 4, 4\)"),
+        (IMAGES[:, :0], [0, 1], None, r"images .*\(2, 0, 4, 3\)"),
+        (IMAGES[:0], [], None, r"images .*\(0, 4, 4, 3\)"),
+        (IMAGES, [0, 1, 0], None, r"targets .*\b2 .*\(3,\)"),
+        (IMAGES, [0.0, 1.0], None, r"targets .*integer.*float64"),
+        (IMAGES, [0, -1], None, r"targets .*-1"),
+        (IMAGES, [0, 2], ["a", "b"], r"labels .*\b3 classes.*\b2 labels.*'a', 'b'"),
+        (IMAGES, [0, 1], ["a", "a"], r"labels .*\b2 classes.*\b2 labels.*'a', 'a'"),
+        (IMAGES, [[0, 1], [2, 0]], None, r"targets .*\b0 and 1\b"),
+        (IMAGES, [[0, 1], [1, 0]], ["a", "b", "c"], r"labels .*\b2 classes.*\b3 labels.*'c'"),
     ],
 )
 def test_invalid_arrays(images: np.ndarray, targets: list[int], labels: list[str] | None, message: str) -> None:
@@ -265,7 +263,7 @@ def test_relabel_matches_by_name() -> None:
     assert source.as_multi_label().relabel(["c", "b"]).targets.tolist() == [[0, 1], [1, 0], [0, 1]]
     assert source.targets.tolist() == [0, 1, 0]
     assert source.labels[0] == "b"
-    with pytest.raises(DataError, match="The data has classes that the training set lacks: 'c'"):
+    with pytest.raises(DataError, match=r"'c'\..*'a', 'b'"):
         source.relabel(["a", "b"])
 
 

@@ -53,7 +53,7 @@ def test_tiny_datasets(sizes: list[int], fraction: float, expected: int) -> None
 
 @pytest.mark.parametrize("targets", [np.array([0]), np.array([0, 1, 2]), np.eye(3, dtype=np.float32)])
 def test_no_validation_set_from_single_samples(targets: np.ndarray) -> None:
-    with pytest.raises(DataError, match=r"Cannot split a validation set off . training images.*data\.val"):
+    with pytest.raises(DataError, match=rf"\b{len(targets)} .*data\.val\b"):
         stratified_split(targets, 0.5, 0)
 
 
@@ -77,10 +77,10 @@ def test_properties(classes: list[int], fraction: float, seed: int) -> None:
     assert len(val)
     assert set(targets[train]) == set(targets)  # every class has training samples
     room = len(targets) - len(set(classes))
-    multi_label = sum(classes.count(c) > 1 for c in set(classes))
-    wanted = max(1, round(len(targets) * fraction))
-    assert len(val) == min(wanted, room)
-    if multi_label <= wanted:
+    num_splittable = sum(classes.count(c) > 1 for c in set(classes))
+    expected = max(1, round(len(targets) * fraction))
+    assert len(val) == min(expected, room)
+    if num_splittable <= expected:
         assert set(targets[val]) == {c for c in classes if classes.count(c) > 1}
 
 
@@ -90,8 +90,8 @@ def test_multi_label_split_keeps_label_frequencies() -> None:
     targets = (rng.random((3000, 5)) < frequencies).astype(np.float32)
     train, val = stratified_split(targets, 0.2, 1)
     assert np.array_equal(np.sort(np.concatenate([train, val])), np.arange(3000))
-    share = targets[val].sum(axis=0) / targets.sum(axis=0)
-    assert abs(share - 0.2).max() < 0.06
+    fractions = targets[val].sum(axis=0) / targets.sum(axis=0)
+    assert abs(fractions - 0.2).max() < 0.06
     assert abs(len(val) / 3000 - 0.2) < 0.03
     assert not np.array_equal(val, stratified_split(targets, 0.2, 2)[1])
 
@@ -136,11 +136,11 @@ def test_changed_data_is_refused(photos: Path) -> None:
     split = open_data(config, 0).split_info
     added = photos / "a/added.png"
     Image.new("L", (4, 4)).save(added)
-    with pytest.raises(DataError, match="data have changed since the run started: the training set"):
+    with pytest.raises(DataError, match=r"changed.*training set"):
         open_data(config, 0, split)
     added.unlink()
     (photos / "a/00.png").rename(photos / "b/00.png")
-    with pytest.raises(DataError, match="have changed"):
+    with pytest.raises(DataError, match=r"changed.*training set"):
         open_data(config, 0, split)
 
 
@@ -158,18 +158,18 @@ def test_changed_validation_set_is_refused(photos: Path) -> None:
     assert set(first.split_info["fingerprint"]) == {"train", "val"}
     assert open_data(config, 1, first.split_info).split_info == first.split_info
     (photos / "val/b/1.png").unlink()
-    with pytest.raises(DataError, match="the validation set has other samples"):
+    with pytest.raises(DataError, match=r"changed.*validation set"):
         open_data(config, 0, first.split_info)
 
 
 @pytest.mark.parametrize("saved", [{}, {"kind": "stratified", "fingerprint": "x"}])
 def test_incomplete_saved_split(saved: dict[str, str]) -> None:
     source = from_arrays(np.zeros((4, 2, 2), dtype=np.uint8), np.array([0, 1, 0, 1]))
-    with pytest.raises(DataError, match="no 'fingerprint'"):
+    with pytest.raises(DataError, match="'fingerprint'"):
         with_validation(DatasetSplits(source), 0.5, 0, saved)
-    with pytest.raises(DataError, match="no list 'val'"):
+    with pytest.raises(DataError, match="'val'"):
         apply_split(source, saved)
-    with pytest.raises(DataError, match="no longer in the data: 'array 4'"):
+    with pytest.raises(DataError, match="'array 4'"):
         apply_split(source, {"val": ["array 4"]})
 
 
@@ -194,7 +194,7 @@ def test_file_names_that_are_not_utf8(photos: Path) -> None:
     try:
         (photos / "a/00.png").rename(photos / "a/\udcff.png")
     except OSError:
-        pytest.skip("this file system takes only text for names")
+        pytest.skip("this file system accepts only valid Unicode in names")
     config = DataConfig(source=str(photos), val_fraction=0.5)
     seed = next(seed for seed in range(50) if "a/\udcff.png" in open_data(config, seed).split_info["val"])
     split = json.loads(json.dumps(open_data(config, seed).split_info))

@@ -292,3 +292,14 @@ def test_calibration_data_without_readable_images(model: Path, run: Run, tmp_pat
     assert result.returncode == 2
     assert "--calibration-data" in result.stderr
     assert not (tmp_path / "calibrated.onnx").exists()
+
+
+def test_unreadable_verify_images_are_listed(model: Path, run: Run, tmp_path: Path) -> None:
+    shutil.copytree(model / "data", tmp_path / "data")
+    broken = next((tmp_path / "data").rglob("*.png"))
+    broken.write_bytes(b"no image")
+    result = run("export", model / "model", tmp_path / "checked.onnx", "--verify", tmp_path / "data")
+    assert result.returncode == 3, result.stderr
+    assert broken.name in result.stderr
+    check = json.loads((tmp_path / "checked.onnx.check.json").read_text())
+    assert [Path(row["path"]).name for row in check["unreadable"]] == [broken.name]

@@ -65,6 +65,18 @@ def test_a_csv_list(folder: Path) -> None:
         assert [image.label for image in images] == ["red", "blue"]
 
 
+def test_csv_list_without_labels(folder: Path) -> None:
+    (folder / "list.csv").write_text("path,note\nred/0.png,a\nblue/1.png,b\nred/0.png,c\n")
+    images = resolve_images([folder / "list.csv"])
+    assert [(image.image, image.label) for image in images] == [
+        (folder / "red/0.png", None),
+        (folder / "blue/1.png", None),
+    ]
+    with pytest.raises(DataError) as refused:
+        resolve_labeled_images(folder / "list.csv")
+    assert refused.value.code == "no_label_column"
+
+
 def test_class_folders(folder: Path) -> None:
     images = resolve_labeled_images(folder)
     assert len(images) == 14

@@ -16,7 +16,7 @@ from ..engines.parity import Parity, measure_parity, sample_photos
 from ..engines.timing import time_interleaved
 from ..errors import ExportError, ImageError
 from ..inference.classifier import BATCH_SIZE, Classifier
-from ..inference.inputs import InputImage, sample_evenly
+from ..inference.inputs import InputImage, UnreadableImage, sample_evenly
 from ..inference.open_image import ImageInput, decode_image
 from .evaluate import evaluate
 
@@ -44,10 +44,12 @@ class ExportCheck:
     speed_before: float  # images per second of the model
     speed_after: float  # and of the file
     accuracy: AccuracyCheck | None = None  # None: no labeled images were given
+    unreadable: tuple[UnreadableImage, ...] = ()  # of the labeled images
 
     def to_json(self) -> dict[str, Any]:
         """For the JSON file beside the export."""
-        return asdict(self) | {"parity": self.parity.to_json()}
+        unreadable = [{"path": name, "error": reason} for name, reason in self.unreadable]
+        return asdict(self) | {"parity": self.parity.to_json(), "unreadable": unreadable}
 
 
 def check_export(
@@ -73,9 +75,10 @@ def check_export(
     """
     exported = ExportedClassifier(classifier, engine, options.include_preprocessing)
     parity = check_parity(classifier, exported, options, images)
-    accuracy = None
+    accuracy: AccuracyCheck | None = None
+    unreadable: tuple[UnreadableImage, ...] = ()
     if images:
-        accuracy = compare_accuracy(classifier, exported, images, on_progress)
+        accuracy, unreadable = compare_accuracy(classifier, exported, images, on_progress)
         if accuracy["before"] - accuracy["after"] > max_drop + TOLERANCE:
             points = 100 * (accuracy["before"] - accuracy["after"])
             raise ExportError(
@@ -84,7 +87,7 @@ def check_export(
                 "Nothing was written."
             )
     before, after = measure_speed(classifier, exported)
-    return ExportCheck(parity, before, after, accuracy)
+    return ExportCheck(parity, before, after, accuracy, unreadable)
 
 
 def check_parity(
@@ -120,15 +123,16 @@ def compare_accuracy(
     exported: "ExportedClassifier",
     images: Sequence[InputImage],
     on_progress: Callable[[], object],
-) -> AccuracyCheck:
-    """Accuracy before and after the export; mean average precision of multi-label models."""
+) -> tuple[AccuracyCheck, tuple[UnreadableImage, ...]]:
+    """Accuracy before and after the export (mean average precision of multi-label models), and unreadable images."""
     if classifier.checkpoint.multi_label:
-        original, file = (evaluate(each, images, on_progress=on_progress).metrics for each in (classifier, exported))
-        return {"before": original["map"], "after": file["map"], "n": int(file["n"])}
+        original, file = (evaluate(each, images, on_progress=on_progress) for each in (classifier, exported))
+        accuracy = AccuracyCheck(before=original.metrics["map"], after=file.metrics["map"], n=int(file.metrics["n"]))
+        return accuracy, tuple(file.skipped)
     result = evaluate(exported, images, compare_to=classifier, on_progress=on_progress)
-    assert result.comparison is not None
-    before, after = result.comparison.first, result.comparison.second
-    return {"before": before, "after": after, "p_value": result.comparison.p_value, "n": int(result.metrics["n"])}
+    assert (comparison := result.comparison) is not None
+    accuracy = AccuracyCheck(before=comparison.first, after=comparison.second, n=int(result.metrics["n"]))
+    return accuracy | {"p_value": comparison.p_value}, tuple(result.skipped)
 
 
 def measure_speed(classifier: Classifier, exported: "ExportedClassifier") -> tuple[float, float]:

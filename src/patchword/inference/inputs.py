@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from ..data.datasets.registry import DATASET_NAMES
+from ..data.formats.csv_list import list_table_images
 from ..data.formats.image_folder import list_labeled_images
 from ..data.image_decoder import IMAGE_SUFFIXES, list_images
 from ..data.resolve import is_plain_folder, resolve_dataset
@@ -87,7 +88,12 @@ def resolve_path(reference: str) -> list[InputImage]:
         return glob_images(str(path))
     if suffix in IMAGE_SUFFIXES or (path.is_file() and suffix not in DATASET_SUFFIXES):
         return [InputImage(reference, path)]
-    return dataset_images(reference)
+    try:
+        return dataset_images(reference)
+    except DataError as error:
+        if error.code != "no_label_column":
+            raise
+        return [InputImage(str(file), file) for file in list_table_images(path)]
 
 
 def folder_images(folder: Path) -> list[InputImage]:

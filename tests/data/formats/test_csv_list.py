@@ -62,9 +62,9 @@ def test_split_column(folder: Path) -> None:
     assert splits.test is not None
     assert splits.test.name(0).endswith("3.png")
     assert splits.split_info["kind"] == "given"
-    stranger = table(folder, text + "p/4.png,eel,test\n")
-    with pytest.raises(DataError, match="The test set has classes that the training set lacks: 'eel'"):
-        open_data(DataConfig(source=str(stranger)), 0)
+    with_new_class = table(folder, text + "p/4.png,eel,test\n")
+    with pytest.raises(DataError, match=r"test set .*'eel'\..*'a', 'b'"):
+        open_data(DataConfig(source=str(with_new_class)), 0)
 
 
 LABELS = "path,labels\np/0.png,cat; dog\np/1.png,\np/2.png,dog|eel\n"
@@ -85,30 +85,31 @@ def test_multi_label(folder: Path, text: str) -> None:
 def test_duplicate_lines_count_once(folder: Path) -> None:
     found = open_table(table(folder, "path,label\np/0.png,a\np/1.png,b\np/0.png,a\n"), multi_label=False)
     assert len(found.splits["train"]) == 2
-    assert "has 1 duplicate lines" in found.notes[0]
+    assert [note.code for note in found.notes] == ["duplicate_rows_left_out"]
+    assert "data.csv has 1 " in found.notes[0]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no rows below"),
-        ("path,label\n", "no rows below"),
-        ("file,name\np/0.png,a\n", "no column 'label'; it has 'file', 'name'.*data.multi_label"),
-        ("p/0.png,a\np/1.png,b\n", "no column 'path'.*it has 'p/0.png', 'a'"),
-        ("path,label\np/0.png,a\np/1.png\n", "line 3: 1 cells, but there are 2 columns"),
-        ("path,label\np/0.png,a\np/1.png,b,c\n", "line 3: 3 cells"),
-        ('path,label\n"p/0.png,a\np/1.png,b\n', "Check the quotes"),
-        ("path,label\np/0.png,a\n,b\n", "line 3: the column 'path' is empty"),
-        ('path,label,note\np/0.png,a,"two\nlines"\np/1.png,,x\n', "line 4 has no label"),
-        ("path,label,path\np/0.png,a,b\n", "duplicate column names"),
-        ("path,labels\np/0.png,a\np/1.png,b;c\n", "line 3 has more than one label, 'b', 'c'.*data.multi_label"),
-        ("path,label\np/0.png,a\np/0.png,b\n", "line 3: p/0.png has the label 'b', but in line 2 'a'"),
-        ("path,label,split\np/0.png,a,train\np/0.png,a,test\n", "line 3: p/0.png is in the test set, but in line 2"),
-        ("path,label,split\np/0.png,a,train\np/1.png,a,dev\n", "line 3: the split 'dev' is none of train"),
-        ("path,label\nno/0.png,a\nno/1.png,b\n", "None of the 2 images .*the first would be .*no/0.png"),
-        (b"path,label\np/0.png,a\np/1.png,caf\xe9\n", "line 3 is not UTF-8"),
-        ("path,label\np/0.png,a\n".encode("utf-16"), "line 1 is not UTF-8"),
-        ("path,label\np/0.png," + "a" * 200_000 + "\n", "line 2: field larger"),
+        ("", r"data\.csv .*rows"),
+        ("path,label\n", r"data\.csv .*rows"),
+        ("file,name\np/0.png,a\n", r"'label'; .*'file', 'name'.*data\.multi_label"),
+        ("p/0.png,a\np/1.png,b\n", r"'path'.*'p/0\.png', 'a'"),
+        ("path,label\np/0.png,a\np/1.png\n", r"line 3: 1 cells.*\b2 columns"),
+        ("path,label\np/0.png,a\np/1.png,b,c\n", r"line 3: 3 cells.*\b2 columns"),
+        ('path,label\n"p/0.png,a\np/1.png,b\n', r"line 3: .*quotes"),
+        ("path,label\np/0.png,a\n,b\n", r"line 3: .*'path' .*empty"),
+        ('path,label,note\np/0.png,a,"two\nlines"\np/1.png,,x\n', "line 4 .*label"),
+        ("path,label,path\np/0.png,a,b\n", "'path', 'label', 'path'"),
+        ("path,labels\np/0.png,a\np/1.png,b;c\n", r"line 3 .*'b', 'c'.*data\.multi_label"),
+        ("path,label\np/0.png,a\np/0.png,b\n", r"line 3: p/0\.png .*'b'.*line 2 .*'a'"),
+        ("path,label,split\np/0.png,a,train\np/0.png,a,test\n", r"line 3: p/0\.png .*test set.*line 2 .*training set"),
+        ("path,label,split\np/0.png,a,train\np/1.png,a,dev\n", r"line 3: .*split 'dev' .*train, "),
+        ("path,label\nno/0.png,a\nno/1.png,b\n", r"\b2 images .*no/0\.png"),
+        (b"path,label\np/0.png,a\np/1.png,caf\xe9\n", "line 3 .*UTF-8"),
+        ("path,label\np/0.png,a\n".encode("utf-16"), "line 1 .*UTF-8"),
+        ("path,label\np/0.png," + "a" * 200_000 + "\n", "line 2: field .*131072"),
     ],
 )
 def test_errors_name_the_line(folder: Path, text: str | bytes, message: str) -> None:
@@ -119,8 +120,8 @@ def test_errors_name_the_line(folder: Path, text: str | bytes, message: str) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("path,cat,width\np/0.png,1,640\n", "line 2: the column 'width' has '640', which is neither 0 nor 1"),
-        ("path,split\np/0.png,train\n", "neither a column 'labels' nor class columns"),
+        ("path,cat,width\np/0.png,1,640\n", r"line 2: .*'width' .*'640'.*\b0 nor 1\b"),
+        ("path,split\np/0.png,train\n", r"'labels' .*'path', 'split'"),
     ],
 )
 def test_errors_of_multi_label_tables(folder: Path, text: str, message: str) -> None:
@@ -132,8 +133,9 @@ def test_missing_image_raises_image_error(folder: Path) -> None:
     source = open_table(table(folder, "path,label\ngone.png,a\np/1.png,b\n"), multi_label=False).splits["train"]
     assert len(source) == 2
     source.read(1, mode="RGB")
-    with pytest.raises(ImageError, match=r"gone.png: there is no such file"):
+    with pytest.raises(ImageError, match=r"gone\.png") as error:
         source.read(0, mode="RGB")
+    assert error.value.code == "image_not_found"
 
 
 def test_unicode_paths_and_labels(folder: Path) -> None:

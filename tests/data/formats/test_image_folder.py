@@ -27,20 +27,20 @@ def test_list_labeled_images(tmp_path: Path) -> None:
 
 
 def test_folders_without_class_folders(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist"):
-        list_labeled_images(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError, match=r"missing .*not exist"):
+        list_labeled_images(tmp_path / "missing")
+    with pytest.raises(DataError, match=rf"{re.escape(str(tmp_path))}\..*\.jpeg, \.jpg"):  # the supported suffixes
         list_labeled_images(tmp_path)
     make(tmp_path, "1.jpg", "2.jpg")
-    with pytest.raises(DataError, match=rf"are directly in.*{re.escape(str(tmp_path))}/cat/1\.jpg"):
+    with pytest.raises(DataError, match=rf"{re.escape(str(tmp_path))}/cat/1\.jpg"):
         list_labeled_images(tmp_path)
-    with pytest.raises(DataError, match="not a folder"):
+    with pytest.raises(DataError, match=r"1\.jpg .*folder"):
         list_labeled_images(tmp_path / "1.jpg")
 
 
 def test_split_folders_are_refused_as_classes(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "Val/cat/2.jpg")
-    with pytest.raises(DataError, match=rf"use {re.escape(str(tmp_path))}/Val or {re.escape(str(tmp_path))}/train"):
+    with pytest.raises(DataError, match=rf"{re.escape(str(tmp_path))}/Val .*{re.escape(str(tmp_path))}/train"):
         list_labeled_images(tmp_path)
     assert [name for _, name in list_labeled_images(tmp_path / "train")] == ["cat"]
 
@@ -56,8 +56,8 @@ def test_imagenet_table() -> None:
     assert len(classes) == 1000
     assert wnids == sorted(set(wnids))
     assert all(re.fullmatch(r"n\d{8}", wnid) and names.strip() == names != "" for wnid, names in classes)
-    known = {0: "tench, Tinca tinca", 281: "tabby, tabby cat", 999: "toilet tissue, toilet paper, bathroom tissue"}
-    assert {index: classes[index][1] for index in known} == known
+    expected = {0: "tench, Tinca tinca", 281: "tabby, tabby cat", 999: "toilet tissue, toilet paper, bathroom tissue"}
+    assert {index: classes[index][1] for index in expected} == expected
     assert classes[207] == ("n02099601", "golden retriever")
     assert classes[0][0] == "n01440764"
 
@@ -96,7 +96,7 @@ def test_match_by_index() -> None:
     assert match_classes(["0", "0007", "12"], None, 13) == {"0": 0, "0007": 7, "12": 12}
     assert match_classes(["0", "1"], ["cat", "dog"], 2) == {"0": 0, "1": 1}
     for bad in ("13", "-1", "1.0", "²", "٣", "9" * 5000, ""):
-        with pytest.raises(DataError, match="class indices from 0 to 12"):
+        with pytest.raises(DataError, match=rf"'{re.escape(bad[:20])}.*\b0 to 12\b"):
             match_classes(["0", bad], None, 13)
 
 
@@ -129,7 +129,7 @@ def test_all_of_imagenet_by_id_and_by_unambiguous_name() -> None:
 
 
 def test_all_names_must_match_by_the_same_scheme() -> None:
-    with pytest.raises(DataError, match=r"the folders '1'\."):
+    with pytest.raises(DataError, match=r" '1'\."):
         match_classes(["cat", "dog", "1"], ["cat", "dog"], 2)
 
 
@@ -141,7 +141,7 @@ def test_error_names_at_most_five_folders() -> None:
 
 
 def test_folder_order_is_never_used_as_class_order() -> None:
-    with pytest.raises(DataError, match=r"order of the folders is not used.*provide the labels"):
+    with pytest.raises(DataError, match=r"'cat', 'dog'.*order.*labels"):
         match_classes(["cat", "dog"], None, 2)
     with pytest.raises(DataError) as error:
         match_classes(["cat", "dog"], None, 3)
@@ -149,7 +149,7 @@ def test_folder_order_is_never_used_as_class_order() -> None:
 
 
 def test_number_of_labels_must_match() -> None:
-    with pytest.raises(DataError, match="2 labels for 3 classes"):
+    with pytest.raises(DataError, match=r"\b2 labels .*\b3 classes"):
         match_classes(["cat"], ["cat", "dog"], 3)
 
 
@@ -181,14 +181,14 @@ def test_unlabeled_splits_and_other_folders_are_left_out(tmp_path: Path) -> None
     make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "test/1.jpg", "copy/train/cat/1.jpg", ".cache/2.jpg")
     found = open_folder(tmp_path)
     assert set(found.splits) == {"train", "val"}
-    assert len(found.notes) == 2
-    assert "test was left out. The images are directly in" in found.notes[0]
+    assert [note.code for note in found.notes] == ["split_left_out", "folders_left_out"]
+    assert str(tmp_path / "test") in found.notes[0]
     assert "'copy'" in found.notes[1]
 
 
 def test_two_folders_for_one_split(tmp_path: Path) -> None:
     make(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg")
-    with pytest.raises(DataError, match="two folders for the validation set; one is validation"):
+    with pytest.raises(DataError, match=r"validation set; .*\bvalidation\."):
         open_folder(tmp_path)
 
 
@@ -203,6 +203,6 @@ def test_symbolic_links_and_cycles(tmp_path: Path) -> None:
     make(tmp_path, "real/1.jpg", "data/dog/2.jpg")
     (tmp_path / "data/cat").symlink_to(tmp_path / "real", target_is_directory=True)
     (tmp_path / "data/dog/again").symlink_to(tmp_path / "data/dog", target_is_directory=True)
-    (tmp_path / "data/dog/broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (tmp_path / "data/dog/broken.jpg").symlink_to(tmp_path / "missing.jpg")
     source = open_folder(tmp_path / "data").splits["train"]
     assert [source.key(i) for i in range(len(source))] == ["cat/1.jpg", "dog/2.jpg", "dog/broken.jpg"]

@@ -1,5 +1,6 @@
 """Tar shards: samples by key, random access without unpacking, damage reported."""
 
+import errno
 import io
 import os
 import re
@@ -63,9 +64,9 @@ def test_numbered_pattern_glob_and_folder_are_equivalent(tmp_path: Path) -> None
     explicit = open_data(DataConfig(source=str(tmp_path / "train-*.tar"), val=str(tmp_path / "val-*.tar")), 0)
     assert explicit.val is not None
     assert len(explicit.val) == 5
-    with pytest.raises(DataError, match=r"train-000003\.tar does not exist"):
+    with pytest.raises(DataError, match=r"train-000003\.tar .*not exist"):
         resolve_dataset(str(tmp_path / "train-{000000..000003}.tar"))
-    with pytest.raises(DataError, match="must be an ascending range"):
+    with pytest.raises(DataError, match=r"000000\.\.999999999.* range"):
         resolve_dataset(str(tmp_path / "train-{000000..999999999}.tar"))
 
 
@@ -103,7 +104,7 @@ def test_multi_label(tmp_path: Path) -> None:
     }
     path = str(write(tmp_path / "x.tar", members))
     assert resolve_dataset(path, multi_label=True).splits["train"].targets.tolist() == [[1, 1], [0, 0]]
-    with pytest.raises(DataError, match=r"x\.tar:1\.png has more than one label"):
+    with pytest.raises(DataError, match=r"x\.tar:1\.png .*'b', 'a'.*data\.multi_label"):
         resolve_dataset(path)
 
 
@@ -118,9 +119,9 @@ def test_incomplete_samples_are_left_out_and_reported(tmp_path: Path) -> None:
     members |= {"w.png": encode_image(1), "w.cls": b"\xff\xfe"}
     found = resolve_dataset(str(write(tmp_path / "x.tar", members)))
     assert len(found.splits["train"]) == 4
-    assert len(found.notes) == 1
-    assert "unreadable: 'x', 'y', 'z', 'w'." in found.notes[0]
-    with pytest.raises(DataError, match="There are no labeled images in"):
+    assert [note.code for note in found.notes] == ["samples_left_out"]
+    assert "'x', 'y', 'z', 'w'" in found.notes[0]
+    with pytest.raises(DataError, match=r"'.*empty\.tar'.*KEY\.jpg"):
         resolve_dataset(str(write(tmp_path / "empty.tar", {"x.png": encode_image(1)})))
 
 
@@ -141,33 +142,34 @@ def test_member_names_are_never_used_as_paths(tmp_path: Path, form: int) -> None
     found = resolve_dataset(str(path))
     source = found.splits["train"]
     assert [gray(source, i) for i in range(len(source))] == [0, 1, 2, 3, 4]
+    assert found.notes[0].code == "samples_left_out"
     assert "'link'" in found.notes[0]
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["inside", "outside.png", "x.tar"]
 
 
 def test_truncated_tar(tmp_path: Path) -> None:
-    whole = write(tmp_path / "x.tar", samples(0, 10))
-    data = whole.read_bytes()
-    with tarfile.open(whole) as tar:
-        places = {member.name: member for member in tar}
-    cut = places["0007.png"].offset_data + 5
-    for end, reason in ((cut, "'0007.png' extends beyond"), (places["0007.png"].offset + 100, "damaged or truncated")):
-        whole.write_bytes(data[:end])
-        found = resolve_dataset(str(whole))
+    path = write(tmp_path / "x.tar", samples(0, 10))
+    data = path.read_bytes()
+    with tarfile.open(path) as tar:
+        members = {member.name: member for member in tar}
+    cut = members["0007.png"].offset_data + 5
+    for end, named in ((cut, "'0007.png'"), (members["0007.png"].offset + 100, "truncated")):
+        path.write_bytes(data[:end])
+        found = resolve_dataset(str(path))
         assert len(found.splits["train"]) == 7
         assert gray(found.splits["train"], 6) == 6
-        assert reason in found.notes[0]
-        assert "7 samples before the damage are used" in found.notes[0]
-    middle = places["0003.png"].offset
-    whole.write_bytes(data[:middle] + b"\x55" * 512 + data[middle + 512 :])
-    found = resolve_dataset(str(whole))
+        assert found.notes[0].code == "shard_damaged"
+        assert named in found.notes[0]
+        assert "7 samples" in found.notes[0]
+    middle = members["0003.png"].offset
+    path.write_bytes(data[:middle] + b"\x55" * 512 + data[middle + 512 :])
+    found = resolve_dataset(str(path))
     assert len(found.splits["train"]) == 3
-    assert "not a valid header" in found.notes[0]
+    assert found.notes[0].code == "shard_damaged"
+    assert "header" in found.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("size", "reason"), [(2**62, "extends beyond the end of the file"), (None, "inconsistent|header")]
-)
+@pytest.mark.parametrize(("size", "reason"), [(2**62, "'bomb.png'"), (None, "sizes|header")])
 def test_inconsistent_member_sizes(tmp_path: Path, size: int | None, reason: str) -> None:
     path = write(tmp_path / "x.tar", samples(0, 2))
     with tarfile.open(path) as tar:
@@ -177,14 +179,15 @@ def test_inconsistent_member_sizes(tmp_path: Path, size: int | None, reason: str
     path.write_bytes(path.read_bytes()[:end] + bomb.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     found = resolve_dataset(str(path))
     assert len(found.splits["train"]) == 2
+    assert found.notes[0].code == "shard_damaged"
     assert re.search(reason, found.notes[0])
 
 
 def test_files_that_are_not_tars(tmp_path: Path) -> None:
     for name, data, reason in (
-        ("junk.tar", b"junk" * 500, "damaged or truncated"),
-        ("none.tar", b"", "damaged or truncated"),
-        ("packed.tar", b"\x1f\x8b\x08" + bytes(100), "decompress it with gunzip"),
+        ("junk.tar", b"junk" * 500, r"junk\.tar.*damaged"),
+        ("none.tar", b"", r"none\.tar.*damaged"),
+        ("packed.tar", b"\x1f\x8b\x08" + bytes(100), r"packed\.tar.*gunzip"),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=reason):
@@ -198,7 +201,7 @@ def test_removed_or_truncated_tar_raises_image_error(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"x\.tar:0002\.png"):
         source.read(2, mode="RGB")
     path.unlink()
-    with pytest.raises(ImageError, match=r"x\.tar:0000\.png: No such file"):
+    with pytest.raises(ImageError, match=rf"x\.tar:0000\.png: {os.strerror(errno.ENOENT)}"):
         source.read(0, mode="RGB")
 
 

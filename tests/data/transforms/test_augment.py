@@ -24,22 +24,22 @@ from patchword.data.transforms.mixup import mix_batch, sample_mixing_weights
 from patchword.data.transforms.randaugment import OPS, apply_op, randaugment
 from patchword.errors import ConfigError
 
-LEAST_P = 1e-4
+MIN_P_VALUE = 1e-4
 
 
 @cache
 def photographs(size: int = 48, channels: int = 3) -> np.ndarray:
     """Eight crops of the two photos that come with scikit-learn: uint8 (8, size, size, C)."""
-    parts = []
+    crops = []
     for photograph in load_sample_images().images:
         image = Image.fromarray(photograph).convert("RGB" if channels == 3 else "L")
         for left in (0, 150, 300, 430):
-            parts.append(np.array(image.resize((size, size), box=(left, 40, left + 200, 240))))
-    return np.stack(parts).reshape(8, size, size, channels)
+            crops.append(np.array(image.resize((size, size), box=(left, 40, left + 200, 240))))
+    return np.stack(crops).reshape(8, size, size, channels)
 
 
-def oddities(channels: int) -> np.ndarray:
-    """Edge cases: black, white, one gray level, two values, a ramp of few values, noise."""
+def edge_cases(channels: int) -> np.ndarray:
+    """Black, white, one gray level, two values, a ramp of few values, noise."""
     height, width = 19, 31
     ramp = np.broadcast_to((np.arange(width) * 7 % 251).astype(np.uint8)[:, None], (height, width, channels))
     noise = np.random.default_rng(0).integers(0, 256, (height, width, channels)).astype(np.uint8)
@@ -90,7 +90,7 @@ MOVES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
 @pytest.mark.parametrize("magnitude", [3, 7, 10, 15, 20, 30])
 @pytest.mark.parametrize("name", TONES)
 def test_color_operations_match_pillow_exactly(name: str, magnitude: float, channels: int) -> None:
-    for photos in (photographs(channels=channels), oddities(channels)):
+    for photos in (photographs(channels=channels), edge_cases(channels)):
         ours = apply_op(name, photos, magnitude, np.zeros((len(photos), 3)))
         np.testing.assert_array_equal(ours, by_pillow(photos, lambda image: TONES[name](image, magnitude / 10)))
 
@@ -110,7 +110,7 @@ def test_geometric_operations_match_pillow(name: str, magnitude: float, directio
 
 def test_every_operation_is_tested() -> None:
     assert {*TONES, *MOVES, "cutout"} == set(OPS)
-    with pytest.raises(ValueError, match="Unknown RandAugment operation 'smear'"):
+    with pytest.raises(ValueError, match="'smear'"):
         apply_op("smear", photographs(), 10, np.zeros((8, 3)))
 
 
@@ -137,7 +137,7 @@ def test_operations_are_sampled_uniformly_and_independently() -> None:
     counts = [(results == apply_op(name, photo, 10, same)).all(axis=(1, 2, 3)).sum() for name in tones]
     assert (
         stats.chisquare([*counts, 16_000 - sum(counts)], [*[1000] * len(tones), 16_000 - 1000 * len(tones)]).pvalue
-        > LEAST_P
+        > MIN_P_VALUE
     )
     assert (results == photo).all(axis=(1, 2, 3)).sum() == pytest.approx(1000, abs=120)  # solarize
 
@@ -183,7 +183,7 @@ def test_augmentation_does_not_depend_on_the_batch(config: AugmentConfig, channe
     assert together.dtype == torch.uint8
     assert together.shape == images.shape
     assert torch.equal(images, before), "the input was changed"
-    assert len(np.unique(together.numpy().reshape(64, -1), axis=0)) > 32, "not much of an augmentation"
+    assert len(np.unique(together.numpy().reshape(64, -1), axis=0)) > 32, "too few distinct images"
     alone = torch.cat([augment(images[i : i + 1], config, names[i : i + 1]) for i in range(64)])
     assert torch.equal(together, alone)
     order = torch.from_numpy(np.random.default_rng(0).permutation(64))
@@ -225,7 +225,7 @@ def test_shift_is_uniform_and_fills_with_zeros() -> None:
             window = framed[:, top : top + height, left : left + width]
             counts.append(int((result == window).flatten(1).all(1).sum()))
     assert sum(counts) == count
-    assert stats.chisquare(counts).pvalue > LEAST_P
+    assert stats.chisquare(counts).pvalue > MIN_P_VALUE
 
 
 def test_color_jitter_matches_pillow() -> None:
@@ -246,7 +246,7 @@ def test_color_jitter_is_uniform() -> None:
     assert result.min() >= 75
     assert result.max() <= 225
     spread = result + np.random.default_rng(0).random(5000)  # undoes the truncation
-    assert stats.kstest(spread, stats.uniform(75, 150).cdf).pvalue > LEAST_P
+    assert stats.kstest(spread, stats.uniform(75, 150).cdf).pvalue > MIN_P_VALUE
 
 
 def test_cutout_fills_a_square() -> None:
@@ -259,7 +259,7 @@ def test_cutout_fills_a_square() -> None:
     assert rows.max() == columns.max() == 8
     assert rows.min() == columns.min() == 4
     inside = rows == 8
-    assert stats.chisquare(np.bincount(blank.any(axis=2)[inside].argmax(axis=1), minlength=13)).pvalue > LEAST_P
+    assert stats.chisquare(np.bincount(blank.any(axis=2)[inside].argmax(axis=1), minlength=13)).pvalue > MIN_P_VALUE
 
 
 def test_random_erasing_fills_a_box_with_noise() -> None:
@@ -274,7 +274,7 @@ def test_random_erasing_fills_a_box_with_noise() -> None:
     assert 0.015 < area.min() < 0.04
     assert 0.29 < area.max() < 0.36
     noise = result[changed].reshape(-1)
-    assert stats.chisquare(np.delete(np.bincount(noise, minlength=256), 200)).pvalue > LEAST_P
+    assert stats.chisquare(np.delete(np.bincount(noise, minlength=256), 200)).pvalue > MIN_P_VALUE
     assert not np.array_equal(result[erased[0]], result[erased[1]])
     assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 4 / math.sqrt(len(noise))
 
@@ -325,7 +325,7 @@ def test_crop_boxes_have_the_expected_distribution() -> None:
         (top / (side - rows), 0, 1),
         (left / (side - columns), 0, 1),
     ):
-        assert stats.kstest(values, stats.uniform(low, high - low).cdf).pvalue > LEAST_P
+        assert stats.kstest(values, stats.uniform(low, high - low).cdf).pvalue > MIN_P_VALUE
     assert abs(np.corrcoef(top / (side - rows), left / (side - columns))[0, 1]) < 4 / math.sqrt(count)
 
 
@@ -351,11 +351,11 @@ def test_crop_and_resize() -> None:
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.8, 1.0, 5.0, 100.0])
 def test_mixing_weights_follow_a_beta_distribution(alpha: float) -> None:
-    _, shares = sample_mixing_weights(AugmentConfig(mixup=alpha), keys(0, 0, np.arange(20_000)), 8, 8)
-    assert shares.mean() == pytest.approx(0.5, abs=4 * shares.std() / math.sqrt(20_000))
-    assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
+    _, weights = sample_mixing_weights(AugmentConfig(mixup=alpha), keys(0, 0, np.arange(20_000)), 8, 8)
+    assert weights.mean() == pytest.approx(0.5, abs=4 * weights.std() / math.sqrt(20_000))
+    assert weights.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
     if alpha >= 0.2:  # below 0.2, much of the distribution is closer to 1 than a float can express
-        assert stats.kstest(shares, stats.beta(alpha, alpha).cdf).pvalue > LEAST_P
+        assert stats.kstest(weights, stats.beta(alpha, alpha).cdf).pvalue > MIN_P_VALUE
 
 
 def black_and_white(pairs: int, height: int = 16, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
@@ -381,15 +381,15 @@ def test_labels_are_mixed_like_pixels(config: AugmentConfig) -> None:
 
 def test_cutmix_exchanges_boxes() -> None:
     images, targets = mix_batch(*black_and_white(4000), AugmentConfig(cutmix=1.0), keys(0, 0, np.arange(8000)))
-    lent_pixels = images[0::2, 0]
-    assert set(lent_pixels.unique().tolist()) == {0.0, 1.0}
-    rows, columns = lent_pixels.amax(2).sum(1), lent_pixels.amax(1).sum(1)
-    torch.testing.assert_close(lent_pixels.sum((1, 2)), rows * columns)
+    exchanged = images[0::2, 0]
+    assert set(exchanged.unique().tolist()) == {0.0, 1.0}
+    rows, columns = exchanged.amax(2).sum(1), exchanged.amax(1).sum(1)
+    torch.testing.assert_close(exchanged.sum((1, 2)), rows * columns)
     # A square of the uniform area a, its center uniform and its corners cut off: along one side sqrt(a) - a/4 is left
     # on average, so in both together E[(s - s*s/4)**2] with s = sqrt(a), which is 1/2 - 1/5 + 1/48. The centers are
     # whole pixels and sides are rounded down, hence the tolerance.
     assert targets[0::2, 1].mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.03)
-    cover = lent_pixels.mean((0, 1))  # of each column; the mean position is the center of the image
+    cover = exchanged.mean((0, 1))  # of each column; the mean position is the center of the image
     assert (cover * torch.arange(24)).sum() / cover.sum() == pytest.approx(11.5, abs=0.4)
 
 
@@ -402,26 +402,26 @@ def test_each_pair_uses_mixup_or_cutmix_with_equal_probability() -> None:
 
 @pytest.mark.parametrize("config", MIXES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_mixing_does_not_depend_on_the_division_of_a_batch(config: AugmentConfig, threads: int) -> None:
+def test_mixing_does_not_depend_on_the_batch_size(config: AugmentConfig, threads: int) -> None:
     names = keys(2, 3, np.arange(31))
     images = torch.from_numpy(uniform(names, "pixels", 3 * 13 * 17)).float().view(31, 3, 13, 17)
     targets = torch.from_numpy(uniform(names, "labels", 5)).float()
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole = mix_batch(images.clone(), targets.clone(), config, names)
+        expected = mix_batch(images.clone(), targets.clone(), config, names)
         for size in (2, 6, 14):
-            parts = [
+            chunks = [
                 mix_batch(images[i : i + size].clone(), targets[i : i + size].clone(), config, names[i : i + size])
                 for i in range(0, 31, size)
             ]
-            assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
-            assert torch.equal(torch.cat([part[1] for part in parts]), whole[1])
+            assert torch.equal(torch.cat([chunk[0] for chunk in chunks]), expected[0])
+            assert torch.equal(torch.cat([chunk[1] for chunk in chunks]), expected[1])
     finally:
         torch.set_num_threads(usual)
-    assert torch.equal(whole[0][30], images[30])
-    assert torch.equal(whole[1][30], targets[30])
-    assert not torch.equal(whole[0][:30], images[:30])
+    assert torch.equal(expected[0][30], images[30])
+    assert torch.equal(expected[1][30], targets[30])
+    assert not torch.equal(expected[0][:30], images[:30])
 
 
 def test_without_mixing_nothing_changes() -> None:
@@ -466,7 +466,9 @@ def test_augmentation_presets(name: str) -> None:
 
 
 def test_unknown_augmentation() -> None:
-    with pytest.raises(ConfigError, match=r"There is no augmentation 'huge'. Known: none, light, medium, strong."):
+    with pytest.raises(ConfigError, match="'huge'.*none, light, medium, strong") as error:
         augmentation("huge")
-    with pytest.raises(ConfigError, match="has no field flips"):
+    assert error.value.code == "unknown_preset"
+    with pytest.raises(ConfigError, match="flips") as error:
         augmentation("light", flips=1)
+    assert error.value.code == "unknown_field"

@@ -75,10 +75,11 @@ def export(
     options = dataclasses.replace(options, merge_counts=merge_counts_of(classifier.checkpoint.config, tome_ratio))
     calibration = load_calibration_images(classifier, calibration_data)
     request = {"model": model, "verify": verify, "max_drop": max_drop}
-    write_checked_export(classifier, out, options, calibration, images, request, overwrite)
-    if calibration is None:
-        return 0
-    return report_unreadable(calibration.unreadable, len(calibration.names) + len(calibration.unreadable))
+    check = write_checked_export(classifier, out, options, calibration, images, request, overwrite)
+    codes = [report_unreadable(check.unreadable, len(images))]
+    if calibration is not None:
+        codes += [report_unreadable(calibration.unreadable, len(calibration.names) + len(calibration.unreadable))]
+    return max(codes)
 
 
 def check_ranges(tome_ratio: float, tome_max_drop: float | None, max_drop: float) -> None:
@@ -142,7 +143,7 @@ def load_calibration_images(classifier: "Classifier", data: str | None) -> "Imag
 def write_checked_export(
     classifier: "Classifier", out: Path, options: "ExportOptions", calibration: "ImageBatch | None",
     images: "list[InputImage]", request: dict[str, Any], overwrite: bool,
-) -> None:  # fmt: skip
+) -> "ExportCheck":  # fmt: skip
     """Write the export, check it, and give it its name together with the results of the check."""
     from ...core.io import atomic_output, replace_json
     from ...engines.export import write_export
@@ -158,6 +159,7 @@ def write_checked_export(
         replace_json(out.with_name(f"{out.name}.check.json"), document)
         move_openvino_weights(temporary, out)
     print_check(out, document["bytes"], check)
+    return check
 
 
 def file_facts(path: Path) -> dict[str, Any]:

@@ -51,14 +51,8 @@ def open_table(path: str | Path, multi_label: bool) -> ResolvedDataset:
     column has labels separated by ; or |, or there is one 0/1 column per class instead.
     """
     table = _read_table(Path(path))
-    path_column, split_column = table.column(PATH_COLUMNS), table.column(SPLIT_COLUMNS)
-    if path_column is None:
-        raise DataError(
-            f"{path} has no column 'path'. The first line must name the columns; it has {_format_columns(table)}."
-        )
-    paths = [row[path_column].strip() for row in table.rows]
-    if "" in paths:
-        raise DataError(f"{table.where(paths.index(''))}: the column {table.columns[path_column]!r} is empty.")
+    path_column, paths = _read_paths(table)
+    split_column = table.column(SPLIT_COLUMNS)
     sample_labels, classes = _read_labels(table, {path_column, split_column}, multi_label)
     row_splits = _read_splits(table, split_column)
     kept, sample_labels, notes = _merge_duplicates(table, paths, sample_labels, row_splits, multi_label)
@@ -70,6 +64,27 @@ def open_table(path: str | Path, multi_label: bool) -> ResolvedDataset:
         labels, targets = encode_labels(split_labels, multi_label, _describe_rows(table, rows), classes)
         splits[name] = FileSource([paths[row] for row in rows], labels, targets, table.path.parent)
     return ResolvedDataset(splits, tuple(notes))
+
+
+def list_table_images(path: str | Path) -> list[Path]:
+    """The image files that a table lists, each once; labels are not needed."""
+    table = _read_table(Path(path))
+    _, paths = _read_paths(table)
+    _require_any_file(table, paths)
+    return [table.path.parent / name for name in dict.fromkeys(paths)]
+
+
+def _read_paths(table: _Table) -> tuple[int, list[str]]:
+    """Return the index of the column with the paths, and its cells."""
+    column = table.column(PATH_COLUMNS)
+    if column is None:
+        raise DataError(
+            f"{table.path} has no column 'path'. The first line must name the columns; it has {_format_columns(table)}."
+        )
+    paths = [row[column].strip() for row in table.rows]
+    if "" in paths:
+        raise DataError(f"{table.where(paths.index(''))}: the column {table.columns[column]!r} is empty.")
+    return column, paths
 
 
 def _describe_rows(table: _Table, rows: list[int]) -> Callable[[int], str]:
@@ -123,7 +138,8 @@ def _read_labels(
         if not multi_label:
             raise DataError(
                 f"{table.path} has no column 'label'; it has {_format_columns(table)}. "
-                f"If it has one 0/1 column per class, set data.multi_label=true."
+                f"If it has one 0/1 column per class, set data.multi_label=true.",
+                code="no_label_column",
             )
         return _read_class_columns(table, [i for i in range(len(table.columns)) if i not in other_columns])
     cells = [row[column].strip() for row in table.rows]
