@@ -9,13 +9,13 @@ Each point is a separate run, `patchword train RECIPE --budget Nm`, so that its 
 run has its own core, and as many run in parallel as there are cores. First the ResNet is selected, by validation after
 five minutes, among four whose steps cost about as much as ours: 10 minutes on two cores; then the points are measured:
 195. Points that are already in results/crossing.json are skipped, so the benchmark can be interrupted, but all points
-must come from one machine type. Writes results/crossing.json and docs/crossing.svg.
+must come from one machine type. Writes results/crossing.json; docs/make_figures.py
+draws it.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,8 +26,6 @@ from queue import SimpleQueue
 from typing import Any
 
 from harness import COMMIT, RESULTS, machine, write_result
-
-from patchword.plots.theme import LIGHT, new_figure, style_axes, use_theme
 
 HERE = Path(__file__).parent
 RESNET = str(HERE / "recipes/resnet.py")
@@ -46,14 +44,6 @@ SERIES = {
     "ResNet at one size": [RESNET, *RESNETS["2, 2, 2 units, 32 channels"], *PREVIOUS_SETTINGS],
     "our hybrid": [str(HERE / "recipes/hybrid.py")],
     "usual ViT": [str(HERE / "recipes/usual_vit.py")],
-}
-COLORS = {
-    "our ViT": "#0b62c4",
-    "six convolutions first": "#6aa7e8",
-    "ResNet": "#c4540b",
-    "ResNet at one size": "#e8a878",
-    "our hybrid": "#1a8a5a",
-    "usual ViT": "#777777",
 }
 SELECTION_MINUTES = 5
 RUNNING: list[subprocess.Popen] = []  # every run that was started, to be killed if one fails
@@ -99,7 +89,7 @@ def run_in_parallel(jobs: dict[RunKey, list[str]], record: Callable[[RunKey, dic
 
 
 class Record:
-    """results/crossing.json and its figure: everything measured so far."""
+    """results/crossing.json: everything measured so far."""
 
     def __init__(self) -> None:
         path, self.machine = RESULTS / "crossing.json", machine()
@@ -123,34 +113,12 @@ class Record:
             shown = "  ".join(f"{split} {kept[split]:.2%}" for split in ("val", "test") if split in kept)
             print(f"{name:30} {minutes:3} min  {result['steps']:6} steps  {shown}", flush=True)
             write_result("crossing", {"choice": self.choice, "points": self.points})
-            if self.points:
-                draw(self.points, HERE.parent / "docs/crossing.svg")
 
         return add
 
     def best_resnet(self) -> list[str]:
         """Return the flags of the ResNet with the best validation accuracy."""
         return RESNETS[max(self.choice, key=lambda row: row["val"])["name"]]
-
-
-def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """Plot test accuracy over minutes, averaged over seeds."""
-    with use_theme(LIGHT):
-        figure = new_figure(7.5, 4.5)
-        axes = style_axes(figure.subplots(), "CIFAR-10 from scratch, one core each", "minutes", "test accuracy")
-        for name, color in COLORS.items():
-            by_minutes: dict[int, list[float]] = {}
-            for p in points:
-                if p["name"] == name:
-                    by_minutes.setdefault(p["minutes"], []).append(p["test"])
-            if by_minutes:
-                minutes = sorted(by_minutes)
-                means = [statistics.mean(by_minutes[m]) for m in minutes]
-                axes.plot(minutes, means, "o-", color=color, linewidth=2, label=f"{name}: {means[-1]:.2%}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.set_xlim(0, None)
-        axes.legend(frameon=False, loc="lower right")
-        figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:

@@ -1,19 +1,18 @@
-"""Run a study with the command that users type; keep its rows in results/ and its figure in docs/.
+"""Run a study with the command that users type; keep its rows in results/.
 
     python benchmarks/studied.py NAME OUT [--budget 20m] [--seeds 1] [--recipe RECIPE]
 
-Runs `patchword study NAME` in the directory OUT, resumes it if it was stopped, and writes results/study_NAME.json and
-docs/study_NAME.svg.
+Runs `patchword study NAME` in the directory OUT, resumes it if it was stopped, and writes results/study_NAME.json,
+which docs/make_figures.py draws.
 """
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from harness import RESULTS, write_result
+from harness import write_result
 
 
 def main() -> None:
@@ -32,7 +31,6 @@ def main() -> None:
     rows = json.loads((args.out / "results.json").read_text())["rows"]
     content = {"command": f"patchword {' '.join(command)}", "steps": plan["steps"], "seeds": args.seeds, "rows": rows}
     print(write_result(f"study_{args.name.replace('-', '_')}", content))
-    shutil.copy(args.out / f"{args.name}.svg", RESULTS.parent / f"docs/study_{args.name.replace('-', '_')}.svg")
 
 
 if __name__ == "__main__":

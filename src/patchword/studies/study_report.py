@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AVERAGED = ("accuracy", "steps", "epochs", "seconds", "tflop")
 Rows = Sequence[ResultRow]
-Means = list[dict[str, Any]]  # series, x, spread and AVERAGED of mean cell
+Means = list[dict[str, Any]]  # series, x, spread and AVERAGED of each cell
 
 
 def write_study(study: Study, rows: Rows, out: Path, machine: str) -> None:
@@ -74,7 +74,7 @@ def format_row(mean: dict[str, Any]) -> tuple[str, ...]:
 
 
 def average_over_seeds(study: Study, rows: Rows) -> Means:
-    """Return means and standard deviation over the seeds of mean cell; an accuracy of None if all diverged."""
+    """Return means and standard deviation over the seeds of each cell; an accuracy of None if all diverged."""
     averages: Means = []
     for cell in study.cells:
         cell_rows: list[Any] = [row for row in rows if row["cell"] == cell.name]
@@ -112,7 +112,7 @@ def study_figure(study: Study, means: Means) -> "Figure":
 
 
 def draw_lines(axes: "Axes", study: Study, series: dict[str, Means]) -> None:
-    """Draw a line with error bars for mean series."""
+    """Draw a line with error bars for each series."""
     from ..plots.theme import current_theme
 
     for color, (name, cells) in zip(current_theme().series, series.items(), strict=False):
