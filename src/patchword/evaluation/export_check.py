@@ -130,7 +130,8 @@ def compare_accuracy(
         accuracy = AccuracyCheck(before=original.metrics["map"], after=file.metrics["map"], n=int(file.metrics["n"]))
         return accuracy, tuple(file.skipped)
     result = evaluate(exported, images, compare_to=classifier, on_progress=on_progress)
-    assert (comparison := result.comparison) is not None
+    comparison = result.comparison
+    assert comparison is not None
     accuracy = AccuracyCheck(before=comparison.first, after=comparison.second, n=int(result.metrics["n"]))
     return accuracy | {"p_value": comparison.p_value}, tuple(result.skipped)
 

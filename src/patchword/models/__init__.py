@@ -13,9 +13,9 @@ from ..config.presets import preset
 from .adapt import adapt_config, adapt_state
 from .cpu import optimize_for_cpu
 from .distilled import DistilledViT
-from .patches import patchify, unpatchify
+from .patches import unpatchify
 from .resnet import ResNet, SmallResNet
-from .vit import ViT
+from .vit import ViT, patchify
 
 __all__ = [
     "DistilledViT",

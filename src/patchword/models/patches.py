@@ -1,4 +1,4 @@
-"""Images to patches and back: the only 2-D structure of a plain ViT, besides its position embeddings."""
+"""The grid of patches: its size, which images fit a model, and patches back to images. Images to patches: vit.py."""
 
 from torch import Tensor
 
@@ -6,18 +6,8 @@ from ..config import Size, ViTConfig
 from ..errors import ConfigError
 
 
-def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """The paper's x_p: (B, C, H, W) to (B, N, C*P*P), patches row by row, each flattened channel first."""
-    b, c, h, w = images.shape
-    ph, pw = patch_size
-    if h % ph or w % pw:
-        raise ConfigError(f"An image of {h}x{w} is not divisible into patches of {ph}x{pw}.")
-    x = images.reshape(b, c, h // ph, ph, w // pw, pw)
-    return x.permute(0, 2, 4, 1, 3, 5).reshape(b, (h // ph) * (w // pw), c * ph * pw)
-
-
 def unpatchify(patches: Tensor, patch_size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """The exact inverse of `patchify`: (B, N, C*P*P) to (B, C, H, W); `grid` is the rows and columns of patches."""
+    """The exact inverse of `vit.patchify`: (B, N, C*P*P) to (B, C, H, W); `grid` is the rows and columns of patches."""
     b, n, d = patches.shape
     (ph, pw), (rows, columns) = patch_size, grid
     if n != rows * columns or d % (ph * pw):

@@ -1,6 +1,6 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2021), top to bottom.
 
-    z_0  = [x_class; x_p^1 E; ...; x_p^N E] + E_pos          (1)  ViT.embed_patches
+    z_0  = [x_class; x_p^1 E; ...; x_p^N E] + E_pos          (1)  patchify, PatchEmbed, ViT.embed_patches
     z'_l = MSA(LN(z_{l-1})) + z_{l-1},    l = 1 ... L        (2)  Block
     z_l  = MLP(LN(z'_l)) + z'_l,          l = 1 ... L        (3)  Block
     y    = LN(z_L^0)                                         (4)  ViT.forward_features, ViT.forward_pool
@@ -21,10 +21,20 @@ from ..errors import ConfigError
 from .attention import Attention
 from .init import init_weights
 from .layers import Branch, SwiGLU, patch_dropout_indices
-from .patches import check_images, patch_grid, patchify
+from .patches import check_images, patch_grid
 from .pooling import make_pool
 from .pos_embed import make_pos_embed
 from .stems import make_stem
+
+
+def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """The paper's x_p: (B, C, H, W) to (B, N, C*P*P), patches row by row, each flattened channel first."""
+    b, c, h, w = images.shape
+    ph, pw = patch_size
+    if h % ph or w % pw:
+        raise ConfigError(f"An image of {h}x{w} is not divisible into patches of {ph}x{pw}.")
+    x = images.reshape(b, c, h // ph, ph, w // pw, pw)
+    return x.permute(0, 2, 4, 1, 3, 5).reshape(b, (h // ph) * (w // pw), c * ph * pw)
 
 
 class PatchEmbed(nn.Module):
