@@ -309,10 +309,14 @@ def test_machine_info_is_consistent() -> None:
 
 
 def test_findings_are_sorted_and_escaped() -> None:
-    findings = [Finding("note", "n"), Finding("error", "e", tuple("abcdefg"), "fix"), Finding("note", "[red]m\x1b")]
+    findings = [
+        Finding("note", "a", "n"),
+        Finding("error", "b", "e", tuple("abcdefg"), "fix"),
+        Finding("note", "c", "[red]m\x1b"),
+    ]
     assert [finding.severity for finding in sort_by_severity(findings)] == ["error", "note", "note"]
     assert findings[1].to_json() == {
-        "severity": "error", "message": "e", "details": list("abcdefg"), "advice": "fix"
+        "severity": "error", "code": "b", "message": "e", "details": list("abcdefg"), "advice": "fix"
     }  # fmt: skip
     console = Console(width=80, file=StringIO())
     console.print(findings_table(findings))

@@ -14,7 +14,7 @@ from patchword.training.callbacks import Callback, LogRow
 
 
 class KillAt(Callback):
-    """Ends a run after a step, as a kill does: nothing is saved."""
+    """Ends a run at a step without saving, as a kill does."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -25,28 +25,29 @@ class KillAt(Callback):
 
 
 def killed_run(run: Path, step: int) -> Path:
-    """Kill a run of six steps, which is evaluated and saved after every third."""
+    """Kill a run of six steps that is evaluated and saved after every third one."""
     with pytest.raises(KeyboardInterrupt):
         train(config(steps=6), run, splits=make_splits(), callbacks=(KillAt(step),))
     return run
 
 
 def only_finding(run: Path) -> Finding:
-    (finding,) = [finding for finding in examine_run(run) if "checkpoint" in finding.message.lower()]
+    codes = ("unfinished_run", "damaged_checkpoints", "no_intact_checkpoint")
+    (finding,) = [finding for finding in examine_run(run) if finding.code in codes]
     return finding
 
 
 def test_finished_run_has_no_problems(tmp_path: Path) -> None:
     train(config(steps=2), tmp_path / "run", splits=make_splits())
     assert all(finding.severity == "note" for finding in examine_run(tmp_path / "run"))
-    assert not any("not finished" in finding.message for finding in examine_run(tmp_path / "run"))
+    assert not any("patchword resume" in finding.advice for finding in examine_run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("killed_at", "checkpoint"), [(5, "step 3"), (2, "step 0")])
 def test_killed_run_can_be_resumed(tmp_path: Path, killed_at: int, checkpoint: str) -> None:
     run = killed_run(tmp_path / "run", killed_at)
     finding = only_finding(run)
-    assert finding.severity == "note"
+    assert (finding.severity, finding.code) == ("note", "unfinished_run")
     assert checkpoint in finding.message
     assert finding.advice.endswith(f"patchword resume {run}")
 
@@ -55,24 +56,25 @@ def test_damaged_checkpoint_is_reported(tmp_path: Path) -> None:
     run = killed_run(tmp_path / "run", 5)
     (run / "checkpoints/step-00000003/state.json").write_bytes(b"{}")
     finding = only_finding(run)
-    assert finding.severity == "error"
+    assert (finding.severity, finding.code) == ("error", "no_intact_checkpoint")
     assert "step-00000003/state.json" in finding.message
 
 
 def test_run_stopped_by_nan_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_batch = Loader.make_train_batch
 
-    def spoil(self: Loader, batch_range: tuple[int, int]) -> Batch:
+    def batch_with_nan(self: Loader, batch_range: tuple[int, int]) -> Batch:
         batch = make_batch(self, batch_range)
         if batch_range[0] == 16:  # the second step
             batch.images[0, 0, 0, 0] = math.nan
         return batch
 
-    monkeypatch.setattr(Loader, "make_train_batch", spoil)
+    monkeypatch.setattr(Loader, "make_train_batch", batch_with_nan)
     with pytest.raises(TrainingError) as error:
         train(config(steps=6), tmp_path / "run", splits=make_splits())
     assert error.value.code == "not_finite"
     (fault,) = [finding for finding in examine_run(tmp_path / "run") if finding.severity == "error"]
-    assert "Step 2 produced NaN or Inf (input, images)" in fault.message
-    assert "the result is the same" in fault.message
+    assert "Step 2 " in fault.message
+    assert "(input, images)" in fault.message
+    assert fault.code == "fault_reproduced"
     assert len(fault.details) == 10

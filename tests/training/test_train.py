@@ -570,10 +570,10 @@ def test_notes_and_steps_are_kept_after_resume(teacher: Path, tmp_path: Path, mo
         train(probed, tmp_path / "run", splits=splits, callbacks=(Stopper(),))
     result = resume(tmp_path / "run", splits=splits)
     assert result is not None
-    assert [n.code for n in result.notes].count("head_probed") == 1
-    text = result.report.read_text()
-    assert "linear probe" in text
-    assert "4 epochs, 12 steps" in text
+    (note,) = [n for n in result.notes if n.code == "head_probed"]
+    report = result.report.read_text()
+    assert note in report
+    assert "4 epochs, 12 steps" in report
 
 
 def test_assumed_preprocess_is_reported(tmp_path: Path) -> None:
@@ -708,7 +708,7 @@ def test_both_heads_are_trained_without_teacher(tmp_path: Path) -> None:
     assert tensors["head_distilled.weight"].abs().max() > 0.1 * tensors["head.weight"].abs().max() > 0
 
 
-def test_resnet_teacher_with_reordered_labels(tmp_path: Path) -> None:
+def test_resnet_teacher_matches_classes_by_label(tmp_path: Path) -> None:
     model = ResNetConfig(image_size=32, layers=(1,), num_classes=4)
     preprocess = pw.Preprocess((32, 32), mean=(0.4,) * 3, std=(0.2,) * 3)
     write_checkpoint(
@@ -850,7 +850,7 @@ def test_apply_overrides() -> None:
         assert error.value.code == "invalid_duration"
 
 
-def test_tensorboard_events_and_missing_loggers(tmp_path: Path) -> None:
+def test_loggers_write_tensorboard_and_reject_missing_package(tmp_path: Path) -> None:
     from patchword.training.loggers import make_loggers
 
     run = config(loggers=("tensorboard",))
@@ -862,7 +862,8 @@ def test_tensorboard_events_and_missing_loggers(tmp_path: Path) -> None:
 
 def test_cli_trains_and_refuses_to_resume_finished_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "patchword", "train", "quickstart", "--steps", "3", "--out", "run", "--json"]
-    command += "--model.depth 1 --model.embed-dim 24 --optim.betas 0.9 0.95 --freeze stem norm".split()
+    command += ["--model.depth", "1", "--model.embed-dim", "24", "--optim.betas", "0.9", "0.95"]
+    command += ["--freeze", "stem", "norm"]
     trained = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert trained.returncode == 0, trained.stderr
     summary = json.loads(trained.stdout)
@@ -939,6 +940,4 @@ def test_cpu_data_parallel_matches_whole_batch(stem: Any) -> None:
         means = [s["stem.2.running_mean"] for s in states]
         torch.testing.assert_close(means[0], means[2], rtol=0.1, atol=0.05)
     for changes in ({"dropout": 0.1}, {"drop_path": 0.1}):
-        assert make_trainer(model=TINY.replace(**changes)).cpu_parallel is None, (
-            "threads would share one random generator"
-        )
+        assert make_trainer(model=TINY.replace(**changes)).cpu_parallel is None, "threads would share one generator"

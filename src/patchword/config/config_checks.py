@@ -30,14 +30,22 @@ def patch_findings(image_size: tuple[int, int], patch_size: tuple[int, int]) -> 
     """Checks that an image gives enough patches for attention."""
     if any(size % patch for size, patch in zip(image_size, patch_size, strict=True)):
         message = f"Images of {_format_size(image_size)} are not divisible into patches of {_format_size(patch_size)}."
-        return [Finding("error", message, (), "Set model.image_size to a multiple of model.patch_size.")]
+        return [
+            Finding(
+                "error",
+                "indivisible_image_size",
+                message,
+                (),
+                "Set model.image_size to a multiple of model.patch_size.",
+            )
+        ]
     rows, columns = (size // patch for size, patch in zip(image_size, patch_size, strict=True))
     if min(rows, columns) >= FEW_PATCHES:
         return []
     message = f"Images of {_format_size(image_size)} with patches of {_format_size(patch_size)} pixels give only "
     message += f"{rows} x {columns} patches."
     advice = "Attention needs patches to relate: set a smaller model.patch_size or a larger model.image_size."
-    return [Finding("error" if min(rows, columns) < MIN_PATCHES else "warning", message, (), advice)]
+    return [Finding("error" if min(rows, columns) < MIN_PATCHES else "warning", "few_patches", message, (), advice)]
 
 
 def _format_size(size: tuple[int, int]) -> str:
@@ -51,7 +59,7 @@ def head_dim_findings(model: ViTConfig) -> list[Finding]:
     message = f"The width of an attention head is {model.attention_dim}; in the paper's models it is 64."
     num_heads = max(1, model.embed_dim // 32)
     advice = f"Narrow heads tell patches apart badly. Set model.num_heads to {num_heads}, or model.head_dim to 32."
-    return [Finding("warning", message, (), advice)]
+    return [Finding("warning", "narrow_heads", message, (), advice)]
 
 
 def learning_rate_findings(config: Config) -> list[Finding]:
@@ -65,8 +73,9 @@ def learning_rate_findings(config: Config) -> list[Finding]:
     message = f"The learning rate {optim.lr:g} is {{}} for {kind} weights with {optim.name}."
     if optim.lr > highest:
         harm = "The weights may be destroyed in the first steps." if pretrained else "Training may diverge."
-        return [Finding("warning", message.format("high"), (), f"{harm} Set optim.lr to {highest:g} or less.")]
+        advice = f"{harm} Set optim.lr to {highest:g} or less."
+        return [Finding("warning", "high_learning_rate", message.format("high"), (), advice)]
     if optim.lr < MIN_LR[optim.name]:
         advice = f"The weights will hardly change. Set optim.lr to {MIN_LR[optim.name]:g} or more."
-        return [Finding("warning", message.format("low"), (), advice)]
+        return [Finding("warning", "low_learning_rate", message.format("low"), (), advice)]
     return []

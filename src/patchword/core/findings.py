@@ -21,12 +21,14 @@ class Finding:
 
     Attributes:
         severity: An error makes a run fail or its metrics wrong, a warning makes them worse, a note is informative.
+        code: What kind of finding it is; stable, while messages may change.
         message: What was found.
         details: What it applies to, such as the names of images.
         advice: What to do about it.
     """
 
     severity: Severity
+    code: str
     message: str
     details: tuple[str, ...] = ()
     advice: str = ""

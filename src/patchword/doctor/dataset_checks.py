@@ -65,6 +65,7 @@ def check_readable(survey: Survey) -> list[Finding]:
         findings.append(
             Finding(
                 "error" if len(samples) == total else "warning",
+                "unreadable_images",
                 what,
                 tuple(survey.unreadable[sample] for sample in samples),
                 "They are skipped. Copy or download them again, or remove them.",
@@ -87,14 +88,18 @@ def check_class_sizes(splits: DatasetSplits) -> list[Finding]:
     order = np.argsort(counts, kind="stable")
     if small := [f"{labels[k]}: {counts[k]}" for k in order if 0 < counts[k] < MIN_CLASS_SIZE]:
         what = f"{_classes_have(len(small))} fewer than {MIN_CLASS_SIZE} training images."
-        findings.append(Finding("warning", what, tuple(small), "Add images, merge the classes, or remove them."))
+        findings.append(
+            Finding("warning", "small_classes", what, tuple(small), "Add images, merge the classes, or remove them.")
+        )
     if empty := [labels[k] for k in np.flatnonzero(counts == 0)]:
         what = f"{_classes_have(len(empty))} no training image."
-        findings.append(Finding("error", what, tuple(empty), "The model cannot learn them. Add images or remove them."))
+        findings.append(Finding("error", "empty_classes", what, tuple(empty), "Add images of them, or remove them."))
     for name, source in splits.as_dict().items():
         if name != "train" and (missing := _missing_classes(source, splits.train)):
             what = f"{_classes_have(len(missing))} no image in {name}, so they are not evaluated."
-            findings.append(Finding("warning", what, tuple(missing), f"Add images of them to {name}."))
+            findings.append(
+                Finding("warning", "missing_classes", what, tuple(missing), f"Add images of them to {name}.")
+            )
     return findings + check_imbalance(counts, labels, splits.train.multi_label)
 
 
@@ -121,6 +126,7 @@ def check_imbalance(counts: np.ndarray, labels: tuple[str, ...], multi_label: bo
     return [
         Finding(
             "warning" if ratio >= IMBALANCE_WARNING else "note",
+            "class_imbalance",
             f"The largest class has {ratio:.1f} times as many images as the smallest.",
             (f"{labels[largest]}: {counts[largest]:,}", f"{labels[smallest]}: {counts[smallest]:,}"),
             f"If rare classes matter as much as common ones, set {options}, and compare the accuracy of each class.",
@@ -135,30 +141,33 @@ def check_duplicates(survey: Survey) -> list[Finding]:
     blank = blank_images(survey)
     if len(blank):
         what = f"{_images_are(len(blank))} blank: they have one uniform color."
-        findings.append(Finding("note", what, _names(survey, blank), "Check whether they belong to the dataset."))
+        findings.append(Finding("note", "blank_images", what, _names(survey, blank), "Do they belong to the dataset?"))
     return findings
 
 
 def _duplicate_findings(survey: Survey, pairs: np.ndarray, kind: str, leak: Severity) -> list[Finding]:
-    findings = []
+    findings, code = [], kind.replace("-", "_")
     splits = survey.splits[pairs]  # (M, 2)
     for a, b in sorted({(int(a), int(b)) for a, b in splits if a != b}):
         selected = pairs[(splits == (a, b)).all(axis=1)]
         count = len(np.unique(selected[:, 1]))
         what = f"{pluralize(count, 'image')} in {survey.names[b]} {_have(count)} a {kind} in {survey.names[a]}."
         advice = "Metrics on images of the training set are too optimistic. Remove them from one of the two splits."
-        findings.append(Finding(leak, what, _pair_names(survey, selected), advice))
+        findings.append(Finding(leak, f"{code}_across_splits", what, _pair_names(survey, selected), advice))
     is_conflict = np.array([survey.label(a) != survey.label(b) for a, b in pairs], dtype=bool)
     if is_conflict.any():
         what = (
             f"{pluralize(int(is_conflict.sum()), 'pair')} of {kind}s {_have(int(is_conflict.sum()))} different labels."
         )
         names = _pair_names(survey, pairs[is_conflict])
-        findings.append(Finding("warning", what, names, "Look at them, and correct the labels."))
+        findings.append(
+            Finding("warning", f"{code}_labels_differ", what, names, "Look at them, and correct the labels.")
+        )
     harmless = pairs[(splits[:, 0] == splits[:, 1]) & ~is_conflict]
     if len(harmless):
         what = f"{pluralize(len(harmless), 'pair')} of {kind}s {_have(len(harmless))} the same label in the same split."
-        findings.append(Finding("note", what, _pair_names(survey, harmless), "They count twice, which is harmless."))
+        names = _pair_names(survey, harmless)
+        findings.append(Finding("note", f"{code}_within_split", what, names, "They count twice, which is harmless."))
     return findings
 
 
@@ -192,21 +201,23 @@ def check_image_sizes(survey: Survey, image_size: tuple[int, int]) -> list[Findi
     extremes = (samples[areas.argmin()], samples[areas.argmax()])
     where = tuple(f"{survey.sizes[s, 0]} x {survey.sizes[s, 1]}: {survey.name(s)}" for s in extremes)
     what = f"The images are {height:.0f} x {width:.0f} pixels (height x width, median)."
-    findings = [Finding("note", what, where if (sizes != sizes[0]).any() else ())]
+    findings = [Finding("note", "image_sizes", what, where if (sizes != sizes[0]).any() else ())]
     scale = (np.array(image_size) / sizes).max(axis=1)  # to cover the model's input
     if (upscaled := samples[scale > MAX_UPSCALING]).size:
         is_majority = len(upscaled) > len(samples) / 2
         what = f"{_images_are(len(upscaled))} upscaled more than {MAX_UPSCALING} times to "
         what += f"{image_size[0]} x {image_size[1]}."
         advice = "That adds no detail. A smaller image_size trains faster and loses little." if is_majority else ""
-        findings.append(Finding("warning" if is_majority else "note", what, _names(survey, upscaled), advice))
+        severity: Severity = "warning" if is_majority else "note"
+        findings.append(Finding(severity, "upscaled_images", what, _names(survey, upscaled), advice))
     ratios = sizes.max(axis=1) / sizes.min(axis=1)
     if (elongated := samples[ratios > MAX_ASPECT_RATIO]).size:
         what = (
             f"{pluralize(len(elongated), 'image')} {_have(len(elongated))} an aspect ratio above {MAX_ASPECT_RATIO}. "
         )
         what += "The model sees only the center."
-        findings.append(Finding("note", what, _names(survey, elongated), "If the ends matter, cut them into several."))
+        names = _names(survey, elongated)
+        findings.append(Finding("note", "elongated_images", what, names, "If the ends matter, cut them into several."))
     return findings
 
 
@@ -214,7 +225,10 @@ def check_kinds(survey: Survey) -> list[Finding]:
     """Report unusual image formats."""
     return [
         Finding(
-            "note", f"{len(samples):,} of {len(survey.readable):,} images {_KIND_TEXTS[kind]}", _names(survey, samples)
+            "note",
+            f"{kind.lower()}_images",
+            f"{len(samples):,} of {len(survey.readable):,} images {_KIND_TEXTS[kind]}",
+            _names(survey, samples),
         )
         for kind, samples in sorted(survey.kinds.items())
     ]

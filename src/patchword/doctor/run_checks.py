@@ -33,6 +33,7 @@ def examine_fault(folder: Path) -> Finding:
         outcome = f"computed again, the result differs: {location or 'all values are finite'}"
     return Finding(
         "error",
+        "fault_reproduced" if location == fault.location else "fault_not_reproduced",
         f"Step {fault.step + 1} produced NaN or Inf ({recorded}); {outcome}.",
         tuple(fault.samples[:MAX_SAMPLES]),
         "Look at these images. Lower optim.lr, set optim.clip_grad_norm, or use fp32.",
@@ -44,9 +45,12 @@ def examine_progress(run_dir: Path) -> Finding:
     try:
         loaded = CheckpointStore(run_dir, keep_last=1).load()
     except CheckpointError as error:
-        return Finding("error", str(error))
+        return Finding("error", "no_intact_checkpoint", str(error))
     advice = f"Continue it with: patchword resume {run_dir}"
     if loaded is None:
-        return Finding("note", "The run is not finished and has no checkpoint yet: it starts from step 0.", (), advice)
+        what = "The run is not finished and has no checkpoint yet: it starts from step 0."
+        return Finding("note", "unfinished_run", what, (), advice)
     what = f"The run is not finished. Its last intact checkpoint is that of step {loaded.snapshot.step}."
-    return Finding("warning" if loaded.notes else "note", what, tuple(loaded.notes), advice)
+    if loaded.notes:
+        return Finding("warning", "damaged_checkpoints", what, tuple(loaded.notes), advice)
+    return Finding("note", "unfinished_run", what, (), advice)

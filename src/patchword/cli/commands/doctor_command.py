@@ -73,10 +73,11 @@ def precision_finding() -> "Finding":
 
     capabilities = probe_capabilities()
     if not capabilities.bf16_works:
-        return Finding("note", "bf16 does not work on this CPU: the test crashed", (), "patchword computes in fp32.")
+        what = "bf16 does not work on this CPU: the test crashed"
+        return Finding("note", "precision", what, (), "patchword computes in fp32.")
     speedup = capabilities.bf16_speedup
     advice = "It is used." if speedup > MIN_BF16_SPEEDUP else "It is not used."
-    return Finding("note", f"a bf16 matmul runs at {speedup:.2g} times the speed of fp32", (), advice)
+    return Finding("note", "precision", f"a bf16 matmul runs at {speedup:.2g} times the speed of fp32", (), advice)
 
 
 def engine_findings(on_progress: Callable[[], object]) -> "list[Finding]":
@@ -95,6 +96,7 @@ def engine_findings(on_progress: Callable[[], object]) -> "list[Finding]":
             summary = f"engine {result.name} works: {speeds}"
             if torch_result.works and result is not torch_result:
                 summary += f" ({result.throughput_batch_16 / torch_result.throughput_batch_16:.2g} times torch)"
-        findings.append(Finding("note", summary, (ENGINES[result.name].description,)))
+        findings.append(Finding("note", "engine", summary, (ENGINES[result.name].description,)))
     advice = "--engine auto measures your model. int8 changes predictions slightly: patchword bench shows how much."
-    return [*findings, Finding("note", "engines were tested with a ViT of 3 blocks of width 384", (), advice)]
+    what = "engines were tested with a ViT of 3 blocks of width 384"
+    return [*findings, Finding("note", "engine_trials", what, (), advice)]
