@@ -19,7 +19,7 @@ from typing import Any
 from harness import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers.runs import Nursery, end_of, go_on, killed_again_and_again, leftovers, tiny, write_recipe
+from helpers.runs import ForkServer, final_state, leftovers, run_with_kills, start_or_resume, tiny_config, write_recipe
 from patchword.config import Config, DataConfig, OptimConfig
 
 STEPS = 140
@@ -28,18 +28,18 @@ OPTIMIZERS, WORKERS = ("adamw", "muon"), (0, 2)
 
 def make_config(optimizer: str, workers: int) -> Config:
     optim = OptimConfig(name=optimizer, lr=3e-3)  # type: ignore[arg-type]
-    return tiny(steps=STEPS, optim=optim, data=DataConfig(source="digits", num_workers=workers))
+    return tiny_config(steps=STEPS, optim=optim, data=DataConfig(source="digits", num_workers=workers))
 
 
-def reference_run(nursery: Nursery, folder: Path, optimizer: str) -> dict[str, Any]:
+def reference_run(server: ForkServer, folder: Path, optimizer: str) -> dict[str, Any]:
     recipe = write_recipe(folder / f"{optimizer}.py", make_config(optimizer, 0))
-    child = go_on(nursery, recipe, folder / optimizer)
+    child = start_or_resume(server, recipe, folder / optimizer)
     assert child.wait() == 0, child.output()
-    return end_of(folder / optimizer, STEPS)
+    return final_state(folder / optimizer, STEPS)
 
 
-def draw_moments(rng: random.Random) -> list[str | float]:
-    """Draw moments for kills: about half at random, the others during a save, an evaluation or the end."""
+def draw_points(rng: random.Random) -> list[str | float]:
+    """Draw points for kills: about half at random, the others during a save, an evaluation or the end."""
     middle = [rng.choice(["save", "evaluation", rng.uniform(0, 1), rng.uniform(0, 1)]) for _ in range(9)]
     return [*middle, "finish"]
 
@@ -50,17 +50,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng, total, rows = random.Random(args.seed), Counter[str](), []
-    with tempfile.TemporaryDirectory() as name, Nursery(Path(name)) as nursery:
+    with tempfile.TemporaryDirectory() as name, ForkServer(Path(name)) as server:
         folder = Path(name)
-        references = {optimizer: reference_run(nursery, folder, optimizer) for optimizer in OPTIMIZERS}
+        references = {optimizer: reference_run(server, folder, optimizer) for optimizer in OPTIMIZERS}
         print(f"{'run':>4} {'optimizer':>10} {'workers':>8} {'kills':>6} {'seconds':>8}  end")
         while total.total() < args.kills:
             optimizer, workers = OPTIMIZERS[len(rows) % 2], WORKERS[len(rows) // 2 % 2]
             run = folder / f"run{len(rows)}"
             recipe = write_recipe(folder / "recipe.py", make_config(optimizer, workers))
             start = time.monotonic()
-            kills = killed_again_and_again(nursery, recipe, run, draw_moments(rng))
-            same = end_of(run, STEPS) == references[optimizer] and not leftovers(run)
+            kills = run_with_kills(server, recipe, run, draw_points(rng))
+            same = final_state(run, STEPS) == references[optimizer] and not leftovers(run)
             total.update(kills)
             rows.append({"optimizer": optimizer, "workers": workers, "kills": len(kills), "identical": same})
             seconds, end = time.monotonic() - start, "identical" if same else "DIFFERENT"

@@ -1,10 +1,11 @@
-"""Processes that save a checkpoint while a call of the operating system fails: children of `runs.Nursery`.
+"""Save a checkpoint while a system call fails; run by `runs.ForkServer`.
 
-    faulty_save.py RUN           nothing fails; prints the names of the calls
-    faulty_save.py RUN CALL      the CALL-th call (from 0) is a kill
-    faulty_save.py RUN KIND      for each call a copy RUN-0, RUN-1, ... in which it fails; prints what was said in each
+    faulty_save.py RUN           nothing fails; prints the names of the system calls
+    faulty_save.py RUN CALL      the process is killed at call number CALL (from 0)
+    faulty_save.py RUN KIND      makes a copy RUN-0, RUN-1, ... for each call, in which that call fails; prints a JSON
+                                 line for each: [error code, message], or null if the save succeeded
 
-KIND is "ENOSPC" (the disk is full and stays so), "EIO" (one call fails) or "gone" (all calls fail from then on).
+KIND is "ENOSPC" (the disk is full and stays full), "EIO" (one call fails) or "disconnected" (all later calls fail).
 """
 
 import errno
@@ -26,15 +27,15 @@ from patchword.errors import CheckpointError
 from patchword.training.checkpointing import CheckpointStore, Snapshot
 
 CALLS = {n: getattr(os, n) for n in ["open", "write", "fsync", "mkdir", "rename", "scandir", "unlink", "rmdir"]}
-CREATING = ("write", "fsync", "mkdir")  # what a full disk refuses
-NEW = 30  # the step that is saved
+NEED_SPACE = ("write", "fsync", "mkdir")  # the calls that fail on a full disk
+NEW_STEP = 30  # the step that is saved
 CONFIG = ViTConfig(
     image_size=(8, 8), patch_size=(4, 4), in_channels=1, num_classes=2, embed_dim=8, depth=0, num_heads=1
 )
 
 
-def content(step: int) -> tuple[Snapshot, Checkpoint]:
-    """What the checkpoint of a step holds: other numbers for each step."""
+def make_snapshot(step: int) -> tuple[Snapshot, Checkpoint]:
+    """Make the content of a step's checkpoint, with different values for each step."""
     model = {"head.weight": torch.full((2, 8), float(step)), "head.bias": torch.arange(2.0) + step}
     state = {"optim.head.weight.exp_avg": torch.full((2, 8), step / 3), "optim.head.weight.step": torch.tensor(step)}
     preprocess = Preprocess((8, 8), mean=(0.5,), std=(0.5,))
@@ -42,38 +43,38 @@ def content(step: int) -> tuple[Snapshot, Checkpoint]:
     return snapshot, Checkpoint(CONFIG, model, preprocess, ("no", "yes"))
 
 
-class Faults:
-    """Stands between Python and the operating system, and lets call number `call` fail."""
+class FaultInjector:
+    """Patches functions of `os` so that call number `call` fails."""
 
     def __init__(self, call: int, kind: str) -> None:
-        self.call, self.kind, self.seen = call, kind, list[str]()
+        self.call, self.kind, self.calls = call, kind, list[str]()
 
-    def __enter__(self) -> "Faults":
-        for name, real in CALLS.items():
-            setattr(os, name, self.between(name, real))
+    def __enter__(self) -> "FaultInjector":
+        for name, original in CALLS.items():
+            setattr(os, name, self.wrap(name, original))
         return self
 
-    def __exit__(self, *failure: object) -> None:
-        for name, real in CALLS.items():
-            setattr(os, name, real)
+    def __exit__(self, *exception: object) -> None:
+        for name, original in CALLS.items():
+            setattr(os, name, original)
 
-    def between(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            number = len(self.seen)
-            self.seen.append(name)
-            if number == self.call or (self.lasting(name) and number > self.call >= 0):
-                if name == "write" and number == self.call:  # half of it gets through before the fault
-                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                self.strike()
-            return real(*arguments, **options)
+    def wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            number = len(self.calls)
+            self.calls.append(name)
+            if number == self.call or (self.keeps_failing(name) and number > self.call >= 0):
+                if name == "write" and number == self.call:  # half of the data is written before the fault
+                    original(args[0], args[1][: len(args[1]) // 2])
+                self.fail()
+            return original(*args, **kwargs)
 
-        return call
+        return patched
 
-    def lasting(self, name: str) -> bool:
-        """Whether a call after the first that failed fails, too."""
-        return self.kind == "gone" or (self.kind == "ENOSPC" and name in CREATING)
+    def keeps_failing(self, name: str) -> bool:
+        """Whether calls after the first failure fail, too."""
+        return self.kind == "disconnected" or (self.kind == "ENOSPC" and name in NEED_SPACE)
 
-    def strike(self) -> None:
+    def fail(self) -> None:
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         code = errno.ENOSPC if self.kind == "ENOSPC" else errno.EIO
@@ -81,26 +82,26 @@ class Faults:
 
 
 def save(run: Path, call: int, kind: str) -> list[str]:
-    """The names of the calls of a save."""
-    store, saved = CheckpointStore(run, keep_last=2), content(NEW)
+    """Save a checkpoint with a fault; return the names of the system calls."""
+    store, saved = CheckpointStore(run, keep_last=2), make_snapshot(NEW_STEP)
     store.load()
-    with Faults(call, kind) as faults:
+    with FaultInjector(call, kind) as injector:
         store.save(*saved)
-    return faults.seen
+    return injector.calls
 
 
-def main(run: Path, what: str = "") -> None:
-    if what.isdigit():
-        save(run, int(what), "kill")
-    elif what:
+def main(run: Path, fault: str = "") -> None:
+    if fault.isdigit():
+        save(run, int(fault), "kill")
+    elif fault:
         shutil.copytree(run, f"{run}-clean")
         for number in range(len(save(Path(f"{run}-clean"), -1, ""))):
             shutil.copytree(run, f"{run}-{number}")
             try:
-                save(Path(f"{run}-{number}"), number, what)
-                print(json.dumps("nothing"))
+                save(Path(f"{run}-{number}"), number, fault)
+                print(json.dumps(None))
             except CheckpointError as error:
-                print(json.dumps(str(error)))
+                print(json.dumps([error.code, str(error)]))
     else:
         print(*save(run, -1, ""))
 

@@ -127,12 +127,12 @@ def train_and_predict(folder: Path) -> dict[str, Any]:
     from PIL import Image
 
     import patchword as pw
-    from helpers.runs import tiny
+    from helpers.runs import tiny_config
     from patchword.inference.inputs import resolve_images
     from patchword.inference.predict import write_prediction_table
     from patchword.training import train
 
-    outcome = train(tiny(steps=3), folder / "run")
+    outcome = train(tiny_config(steps=3), folder / "run")
     assert outcome is not None
     image = folder / "image.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(image)

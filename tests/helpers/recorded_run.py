@@ -1,10 +1,10 @@
-"""One process of a run that writes down which samples it trains on: a child of `runs.Nursery`.
+"""One process of a run that logs its training samples; run by `runs.ForkServer`.
 
-    recorded_run.py RECIPE RUN LOG [STOP] [POISON] [PAUSE]
+    recorded_run.py RECIPE RUN LOG [STOP] [NAN] [PAUSE]
 
-LOG gets a line "position sample" for each. After step STOP the run is asked to save and leave, as by SIGTERM; a part of
-a batch that begins at position POISON holds a NaN. After step PAUSE the first process makes the file LOG.paused and
-waits until that is gone. A run that exists is resumed.
+LOG gets a line "position index" for each sample. After step STOP the process sends itself SIGTERM. The micro-batch that
+begins at position NAN contains a NaN. After step PAUSE the main process creates the file LOG.paused and waits until it
+is deleted. An existing run is resumed. A TrainingError is printed after its code.
 """
 
 import os
@@ -21,7 +21,7 @@ from patchword.training.callbacks import Callback, LogRow
 
 
 class StopAt(Callback):
-    """Sends this process SIGTERM after a step."""
+    """Sends SIGTERM to this process after a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -32,34 +32,35 @@ class StopAt(Callback):
 
 
 class PauseAt(Callback):
-    """Waits after a step; the other processes then wait for the first one, within a collective operation."""
+    """Pauses the main process after a step, while the others wait for it in a collective operation."""
 
-    def __init__(self, step: int, sign: Path) -> None:
-        self.step, self.sign = step, sign
+    def __init__(self, step: int, marker: Path) -> None:
+        self.step, self.marker = step, marker
 
     def on_step(self, row: LogRow, progress: float, seconds_left: float) -> None:
         if row["step"] == self.step:
-            self.sign.touch()
-            while self.sign.exists():
+            self.marker.touch()
+            while self.marker.exists():
                 time.sleep(0.001)
 
 
-def record(log: Path, poison: int) -> None:
-    prepare = Loader.make_train_batch
+def patch_loader(log: Path, nan_position: int) -> None:
+    """Log the samples of all training batches, and put a NaN into one of them."""
+    make_train_batch = Loader.make_train_batch
 
-    def recorded(self: Loader, batch_range: tuple[int, int]) -> Batch:
-        batch = prepare(self, batch_range)
+    def patched(self: Loader, batch_range: tuple[int, int]) -> Batch:
+        batch = make_train_batch(self, batch_range)
         with log.open("a") as file:
             file.writelines(f"{p} {i}\n" for p, i in zip(range(*batch_range), batch.indices, strict=True))
-        if batch_range[0] == poison:
+        if batch_range[0] == nan_position:
             batch.images[0, 0, 0, 0] = float("nan")
         return batch
 
-    Loader.make_train_batch = recorded  # type: ignore[method-assign]
+    Loader.make_train_batch = patched  # type: ignore[method-assign]
 
 
-def main(recipe: str, run: str, log: str, stop: str = "-1", poison: str = "-1", pause: str = "-1") -> None:
-    record(Path(log), int(poison))
+def main(recipe: str, run: str, log: str, stop: str = "-1", nan: str = "-1", pause: str = "-1") -> None:
+    patch_loader(Path(log), int(nan))
     callbacks = (StopAt(int(stop)), PauseAt(int(pause), Path(f"{log}.paused")))
     try:
         if Path(run).exists():
@@ -69,7 +70,7 @@ def main(recipe: str, run: str, log: str, stop: str = "-1", poison: str = "-1", 
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except TrainingError as error:
-        print(error)
+        print(error.code, error)
         sys.exit(2)
 
 

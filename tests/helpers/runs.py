@@ -1,7 +1,7 @@
-"""Tiny training runs in processes of their own, which tests may kill.
+"""Tiny training runs in separate processes, which tests may kill.
 
-A `Nursery` is a long-lived process that has imported everything and forks a child for each run: a child costs a few
-milliseconds instead of the seconds of `import torch`. It has one thread, so forking is safe; pytest's process has many.
+A `ForkServer` is a long-lived process that has imported everything and forks a child for each run. This takes a few
+milliseconds, while `import torch` takes seconds. It has one thread, so forking is safe; pytest's process has many.
 """
 
 import atexit
@@ -22,17 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
+from patchword.errors import PatchwordError
 from patchword.training.run_dir import LOCK_FILE
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-CLOCKS = ("seconds", "images_per_second")  # what differs between two runs that are the same
-SCRIPT = Path(__file__).with_name("recorded_run.py")
-MOMENT, NUMBER = "SIGNAL_AT", "SIGNAL"  # in a child's environment: see `signal_at`
-PATIENCE = 600  # seconds that a child may live, and that anything is waited for: no measure of how fast it is
+SINGLE_THREAD_ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+TIMING_FIELDS = ("seconds", "images_per_second")  # these differ between identical runs
+RECORDED_RUN = Path(__file__).with_name("recorded_run.py")
+SIGNAL_POINT_VAR, SIGNAL_VAR = "SIGNAL_AT", "SIGNAL"  # in a child's environment: see `send_signal_at`
+ERROR_CODE_SUFFIX = ".code"  # of the file, next to a child's log, with the code of its error
+TIMEOUT = 600  # seconds, for a child and for every wait; it only prevents hangs
 
 
-def tiny(**changes: Any) -> Config:
-    """A ViT of 18,000 weights on 8x8 digits, with everything switched on that must survive a kill."""
+def tiny_config(**changes: Any) -> Config:
+    """A ViT of 18,000 parameters on 8x8 digits, with every feature whose state must survive a kill."""
     config = Config(
         name="tiny",
         data=DataConfig(source="digits", num_workers=0),
@@ -54,75 +56,81 @@ def tiny(**changes: Any) -> Config:
 
 
 def write_recipe(path: Path, config: Config) -> str:
+    """Write a recipe file; return its path."""
     path.write_text(f"from patchword.config import Config\n\nconfig = Config.from_json({config.to_json()!r})\n")
     return str(path)
 
 
-class Child:
-    """A run in a process group of its own."""
+class ChildProcess:
+    """A run in its own process group."""
 
-    def __init__(self, nursery: "Nursery", pid: int, log: Path) -> None:
-        self.nursery, self.pid, self.log = nursery, pid, log
+    def __init__(self, server: "ForkServer", pid: int, log: Path) -> None:
+        self.server, self.pid, self.log = server, pid, log
 
-    def signal(self, number: int) -> None:
-        os.killpg(self.pid, number)  # it stays until `wait` has been called, even if it has ended
+    def send_signal(self, signum: int) -> None:
+        os.killpg(self.pid, signum)  # valid until `wait`, even if the process has exited
 
     def wait(self) -> int:
-        """The exit code; -N if signal N ended it."""
-        return self.nursery.ask(wait=self.pid)
+        """Return the exit code; -N if signal N ended the process."""
+        return self.server.request(wait=self.pid)
 
     def kill(self) -> int:
-        self.signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         return self.wait()
 
     def output(self) -> str:
         return self.log.read_text()
 
+    def error_code(self) -> str:
+        """Return the code of the PatchwordError that ended the process; "" if there was none."""
+        path = self.log.with_suffix(ERROR_CODE_SUFFIX)
+        return path.read_text() if path.exists() else ""
 
-class Nursery:
-    """`with Nursery(folder) as nursery: nursery.run("train", "recipe.py", "--out", "run").wait()`."""
+
+class ForkServer:
+    """`with ForkServer(folder) as server: server.start("train", "recipe.py", "--out", "run").wait()`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
         command = [sys.executable, str(Path(__file__))]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=SINGLE_THREAD_ENV, text=True
         )
-        self.ask(run=[], log=os.devnull, environment={})  # it answers when it has imported everything
+        self.request(run=[], log=os.devnull, environment={})  # responds when everything is imported
 
-    def __enter__(self) -> "Nursery":
+    def __enter__(self) -> "ForkServer":
         return self
 
-    def __exit__(self, *failure: object) -> None:
-        self.process.communicate(timeout=PATIENCE)  # the end of its input is its end
+    def __exit__(self, *exception: object) -> None:
+        self.process.communicate(timeout=TIMEOUT)  # closes its input, at which it exits
 
-    def ask(self, **request: Any) -> int:
+    def request(self, **fields: Any) -> int:
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.write(json.dumps(fields) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
-    def run(self, *arguments: str | Path, **environment: str) -> Child:
-        """`patchword ARGUMENTS`, or a Python file with arguments, in a new process."""
+    def start(self, *arguments: str | Path, **environment: str) -> ChildProcess:
+        """Start `patchword ARGUMENTS`, or a Python file with arguments, in a new process."""
         self.count += 1
         log = self.folder / f"child-{self.count}.log"
-        words = [str(word) for word in arguments]
-        return Child(self, self.ask(run=words, log=str(log), environment=environment), log)
+        command = [str(argument) for argument in arguments]
+        return ChildProcess(self, self.request(run=command, log=str(log), environment=environment), log)
 
 
 @functools.cache
-def shared_nursery() -> Nursery:
-    """One for all tests of a session, since it takes seconds to start."""
+def shared_fork_server() -> ForkServer:
+    """The fork server of the test session; it takes seconds to start."""
     folder = Path(tempfile.mkdtemp())
-    nursery = Nursery(folder)
+    server = ForkServer(folder)
     atexit.register(shutil.rmtree, folder)
-    atexit.register(nursery.__exit__)
-    return nursery
+    atexit.register(server.__exit__)
+    return server
 
 
-def serve() -> None:
-    """What the nursery's process does: forks on request, and waits on request."""
+def serve_requests() -> None:
+    """Fork and wait on request: the main loop of the fork server's process."""
     import torch
 
     torch.set_num_threads(1)
@@ -135,21 +143,21 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if not request.get("run", True):
-            answer = 0
+            response = 0
         elif "wait" in request:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+            response = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
         else:
-            answer = os.fork()
-            if answer == 0:
+            response = os.fork()
+            if response == 0:
                 os.setpgid(0, 0)
                 patchword.cli.commands.train_command.START_TIME = time.monotonic()
-                become(request)
-            os.setpgid(answer, answer)
-        print(answer, flush=True)
+                run_request(request)
+            os.setpgid(response, response)
+        print(response, flush=True)
 
 
-def become(request: dict[str, Any]) -> None:
-    """Ends as the command would end; never returns."""
+def run_request(request: dict[str, Any]) -> None:
+    """Run a command in a forked child and exit with its code; never returns."""
     import runpy
     import traceback
 
@@ -158,23 +166,25 @@ def become(request: dict[str, Any]) -> None:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.alarm(PATIENCE)
+        signal.alarm(TIMEOUT)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for handle in (1, 2):
-            os.dup2(log, handle)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.update(request["environment"])
-        if moment := os.environ.get(MOMENT):
-            signal_at(moment, int(os.environ[NUMBER]))
-        words = request["run"]
-        if words[0].endswith(".py"):
-            sys.argv = words
-            runpy.run_path(words[0], run_name="__main__")
+        if point := os.environ.get(SIGNAL_POINT_VAR):
+            send_signal_at(point, int(os.environ[SIGNAL_VAR]))
+        command = request["run"]
+        if command[0].endswith(".py"):
+            sys.argv = command
+            runpy.run_path(command[0], run_name="__main__")
             code = 0
         else:
-            main(words)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            main(command)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.__context__, PatchwordError):  # `main` printed its message
+            Path(request["log"]).with_suffix(ERROR_CODE_SUFFIX).write_text(error.__context__.code)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -183,63 +193,64 @@ def become(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def signal_at(moment: str, number: int) -> None:
-    """Has this process send itself a signal: before the first step, at a step, or in a save, an evaluation, the end.
+def send_signal_at(point: str, signum: int) -> None:
+    """Make this process send itself a signal: before the first step, at a step, or in a save, an evaluation, the end.
 
-    From the inside, since whoever watches a run from the outside may be too late on a busy machine.
+    A signal from another process could arrive too late on a busy machine.
     """
     from patchword.training import checkpointing
     from patchword.training import run as run_module
     from patchword.training.trainer import Trainer
 
-    places: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    points: dict[str, tuple[Any, str, Callable[..., bool]]] = {
         "start": (run_module.Run, "run", lambda *_: True),
         # The model is written already.
         "save": (checkpointing, "write_file", lambda path, *_: path.name == checkpointing.STATE_FILE),
         "evaluation": (run_module, "evaluate_split", lambda *_: True),
         "finish": (run_module, "write_training_report", lambda *_: True),  # the model is published already
     }
-    default = (Trainer, "train_step", lambda trainer, *_: trainer.step >= int(moment))
-    place, name, is_due = places.get(moment, default)
-    function = getattr(place, name)
+    at_step = (Trainer, "train_step", lambda trainer, *_: trainer.step >= int(point))
+    owner, name, is_due = points.get(point, at_step)
+    original = getattr(owner, name)
 
-    def call(*arguments: Any, **options: Any) -> Any:
-        if is_due(*arguments):
-            os.kill(os.getpid(), number)
-        return function(*arguments, **options)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        if is_due(*args):
+            os.kill(os.getpid(), signum)
+        return original(*args, **kwargs)
 
-    setattr(place, name, call)
+    setattr(owner, name, patched)
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what the clock says."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in CLOCKS} for row in found]
+    """Return the rows of metrics.jsonl without timing fields."""
+    parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMING_FIELDS} for row in parsed]
 
 
-def end_of(run: Path, steps: int) -> dict[str, Any]:
-    """All of a finished run that must be the same, bit for bit, however it came to its end."""
+def final_state(run: Path, steps: int) -> dict[str, Any]:
+    """Return everything of a finished run that must be bit-identical, however often it was interrupted."""
     last = run / "checkpoints" / f"step-{steps:08d}"
     return {
         "model": sha256(run / "model.safetensors"),
-        "average": sha256(last / "model.safetensors"),
+        "last_model": sha256(last / "model.safetensors"),
         "state": sha256(last / "state.safetensors"),
         "rows": rows(run),
     }
 
 
 def leftovers(run: Path) -> list[str]:
-    """Files and folders that were only to be there for a moment, but for the file that a killed process had locked."""
-    found = [path for path in run.rglob("*") if path.name.startswith(".") or ".part" in path.name]
-    return [str(path.relative_to(run)) for path in found if path != run / LOCK_FILE]
+    """Return temporary files and directories, except the lock file, which a killed process leaves behind."""
+    temporary = [path for path in run.rglob("*") if path.name.startswith(".") or ".part" in path.name]
+    return [str(path.relative_to(run)) for path in temporary if path != run / LOCK_FILE]
 
 
-def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-    """Waits, looking all the time, until something is so; False if it did not come about."""
+def wait_until(condition: Callable[[], bool], seconds: float = TIMEOUT) -> bool:
+    """Poll until the condition holds; False after a timeout."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -249,72 +260,77 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
 
 
 def is_finished(run: Path) -> bool:
+    """Whether the run has published its model."""
     return (run / "model.json").exists()
 
 
-def last_step(run: Path) -> int:
-    """The last step that has a row, so far."""
+def last_logged_step(run: Path) -> int:
+    """Return the step of the last row in metrics.jsonl; 0 if there is none."""
     path = run / "metrics.jsonl"
-    found = re.findall(rb'"step": (\d+),', path.read_bytes()) if path.exists() else []
-    return int(found[-1]) if found else 0
+    steps = re.findall(rb'"step": (\d+),', path.read_bytes()) if path.exists() else []
+    return int(steps[-1]) if steps else 0
 
 
-def go_on(nursery: Nursery, recipe: str, run: Path, **environment: str) -> Child:
-    """Starts a run, or resumes it if there is one."""
-    words = ("resume", run) if run.exists() else ("train", recipe, "--out", run)
-    return nursery.run(*words, **environment)
+def start_or_resume(server: ForkServer, recipe: str, run: Path, **environment: str) -> ChildProcess:
+    """Start a run; resume it if it exists."""
+    command = ("resume", run) if run.exists() else ("train", recipe, "--out", run)
+    return server.start(*command, **environment)
 
 
-def at(moment: str | int, number: int = signal.SIGKILL) -> dict[str, str]:
-    """The environment of a child that sends itself a signal at a moment."""
-    return {MOMENT: str(moment), NUMBER: str(int(number))}
+def signal_env(point: str | int, signum: int = signal.SIGKILL) -> dict[str, str]:
+    """Return the environment of a child that sends itself a signal at a point of `send_signal_at`."""
+    return {SIGNAL_POINT_VAR: str(point), SIGNAL_VAR: str(int(signum))}
 
 
-def killed_again_and_again(nursery: Nursery, recipe: str, run: Path, moments: Iterable[str | int | float]) -> list[str]:
-    """A run to its end through a kill at each of the moments, as far as they come; the kinds of those that did.
+def run_with_kills(server: ForkServer, recipe: str, run: Path, points: Iterable[str | int | float]) -> list[str]:
+    """Train to the end, with a SIGKILL at each point that is reached; return the kinds of these kills.
 
-    A moment is one of `signal_at`, a step, or so many seconds, after which the run may be over on a fast machine.
+    A point is one of `send_signal_at`, a step, or a number of seconds, in which a fast machine may finish the run.
     """
     kills = []
-    for moment in moments:
-        if isinstance(moment, float):
-            child = go_on(nursery, recipe, run)
-            until(lambda: is_finished(run), moment)
+    for point in points:
+        if isinstance(point, float):
+            child = start_or_resume(server, recipe, run)
+            wait_until(lambda: is_finished(run), point)
             code = child.kill()
         else:
-            code = go_on(nursery, recipe, run, **at(moment)).wait()
+            code = start_or_resume(server, recipe, run, **signal_env(point)).wait()
         if code == -signal.SIGKILL:
-            kills.append(moment if isinstance(moment, str) else "random")
+            kills.append(point if isinstance(point, str) else "random")
         if is_finished(run):
             return kills
-    child = go_on(nursery, recipe, run)
+    child = start_or_resume(server, recipe, run)
     assert child.wait() == 0, child.output()
     return kills
 
 
 def free_port() -> str:
+    """Return a TCP port that is not in use."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
 
 
-def together(nursery: Nursery, size: int, *arguments: str | Path, script: Path = SCRIPT) -> list[Child]:
-    """The script in `size` processes, told of each other as torchrun does it; recorded_run.py logs to LOG.RANK."""
+def start_ranks(
+    server: ForkServer, world_size: int, *arguments: str | Path, script: Path = RECORDED_RUN
+) -> list[ChildProcess]:
+    """Start the script in `world_size` processes with torchrun's environment; recorded_run.py logs to LOG.RANK."""
     port = free_port()
     children = []
-    for rank in range(size):
+    for rank in range(world_size):
         recipe_and_run, log, rest = arguments[:2], arguments[2:3], arguments[3:]
-        world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = world if size > 1 else {}
-        children.append(nursery.run(script, *recipe_and_run, *(f"{p}.{rank}" for p in log), *rest, **environment))
+        torchrun_env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        torchrun_env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = torchrun_env if world_size > 1 else {}
+        children.append(server.start(script, *recipe_and_run, *(f"{p}.{rank}" for p in log), *rest, **environment))
     return children
 
 
-def assert_exit_codes(children: list[Child], code: int) -> None:
+def assert_exit_codes(children: list[ChildProcess], code: int) -> None:
+    """Wait for all processes and check that each exits with this code."""
     codes = [child.wait() for child in children]
     assert codes == [code] * len(children), "\n".join(child.output() for child in children)
 
 
 if __name__ == "__main__":
-    serve()
+    serve_requests()

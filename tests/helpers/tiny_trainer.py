@@ -1,4 +1,4 @@
-"""A trainer of a tiny ViT on images that are told apart by a bright stripe."""
+"""A trainer of a tiny ViT on images whose class is the position of a bright stripe."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ TINY = ViTConfig(image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=
 
 
 def stripes(count: int = 48, size: int = 8, channels: int = 1, classes: int = 4) -> ArraySource:
-    """Pictures that are told apart by which quarter of them is bright; learnt in a few steps."""
-    random = np.random.default_rng(0)
+    """Return images whose class is the position of a bright stripe; a model learns them in a few steps."""
+    rng = np.random.default_rng(0)
     targets = np.arange(count) % classes
-    images = random.integers(0, 60, (count, size, size, channels), dtype=np.uint8)
+    images = rng.integers(0, 60, (count, size, size, channels), dtype=np.uint8)
     width = size // classes
     for image, target in zip(images, targets, strict=True):
         image[:, target * width : (target + 1) * width] += 180
@@ -24,15 +24,18 @@ def stripes(count: int = 48, size: int = 8, channels: int = 1, classes: int = 4)
 
 
 def make_splits(**changes: Any) -> DatasetSplits:
+    """Return a training, a validation and a test set of stripes."""
     return DatasetSplits(stripes(**changes), stripes(16, **changes), stripes(20, **changes))
 
 
 def config(**changes: Any) -> Config:
+    """Return a configuration of four steps."""
     base: dict[str, Any] = {"model": TINY, "batch_size": 16, "steps": 4, "data": DataConfig(num_workers=0)}
     return Config(**{**base, **changes})
 
 
 def trainer(**changes: Any) -> Trainer:
-    made = Trainer(config(**changes), make_splits(), ProcessGroup(), fresh=True)
-    made.start_loader()
-    return made
+    """Return a trainer before its first step."""
+    new = Trainer(config(**changes), make_splits(), ProcessGroup(), fresh=True)
+    new.start_loader()
+    return new

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from .. import __version__
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import Config
 from ..config.config_checks import config_notes
-from ..core.io import unlock
 from ..core.runtime import StopSignal, limit_threads, machine_info
 from ..data.check_readable import require_readable
 from ..data.resolve import open_data, subsample, with_validation
@@ -47,8 +45,8 @@ from .run_dir import (
     create_run_dir,
     discard_run_dir,
     elapsed_seconds,
+    hold_run_lock,
     is_finished,
-    lock_run_dir,
     publish_model,
     read_config,
     read_split,
@@ -99,13 +97,14 @@ def train(
         for name, source in opened.as_dict().items():
             require_readable(source, f"The split {name!r}")
         run_dir = Path(group.run_on_main(lambda: str(create_run_dir(config, out))))
-        try:
-            run = Run(run_dir, config, opened, group, callbacks, started, now)
-        except BaseException:
-            if group.is_main:  # nothing was trained, such as when the weights of `init` cannot be read
-                discard_run_dir(run_dir)
-            raise
-        return run.run()
+        with hold_run_lock(run_dir, group):
+            try:
+                run = Run(run_dir, config, opened, group, callbacks, started, now)
+            except BaseException:
+                if group.is_main:  # nothing was trained, such as when the weights of `init` cannot be read
+                    discard_run_dir(run_dir)
+                raise
+            return run.run()
 
 
 def resume(
@@ -145,10 +144,11 @@ def continue_run(
     now: Callable[[], float],
 ) -> TrainResult | None:
     """Run an existing run directory to its end."""
-    config = read_config(run_dir)
-    resolve_precision(config.precision, group.device)  # raises if this machine cannot compute in it
-    opened = open_splits(config, splits, read_split(run_dir))
-    return Run(run_dir, config, opened, group, callbacks, started, now).run()
+    with hold_run_lock(run_dir, group):  # before anything is read: another process may be about to replace it
+        config = read_config(run_dir)
+        resolve_precision(config.precision, group.device)  # raises if this machine cannot compute in it
+        opened = open_splits(config, splits, read_split(run_dir))
+        return Run(run_dir, config, opened, group, callbacks, started, now).run()
 
 
 def open_splits(config: Config, splits: DatasetSplits | None, saved: dict[str, Any] | None) -> DatasetSplits:
@@ -214,7 +214,6 @@ class Run:
         self.pacing = Pacing(
             self.config, self.clock, self.num_images, num_final_rounds, self.trainer.seconds_per_image, now
         )
-        self.lock: filelock.BaseFileLock | None = None
         self.metrics_log: MetricsLog | None = None
 
     def restore(self, loaded: LoadedCheckpoint) -> None:
@@ -246,15 +245,12 @@ class Run:
         finally:
             if self.metrics_log is not None:
                 self.metrics_log.close()
-            if self.lock is not None:
-                unlock(self.lock)
             self.trainer.close()
             for callback in started:
                 callback.on_train_end(result)
 
     def open_files(self) -> None:
-        """Lock the run directory, remove leftovers, and open the metrics."""
-        self.lock = lock_run_dir(self.run_dir)
+        """Remove leftovers, and open the metrics."""
         self.metrics_log = MetricsLog(self.run_dir, self.metrics_bytes)
         remove_leftovers(self.run_dir)
         self.store.remove_leftovers()

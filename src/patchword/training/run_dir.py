@@ -15,10 +15,11 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS_FILE, model_json
 from ..config import Config
 from ..config.format_v1 import upgrade_run
-from ..core.io import atomic_output, json_bytes, read_json, replace_file, try_lock, write_json
+from ..core.io import atomic_output, json_bytes, read_json, replace_file, try_lock, unlock, write_json
 from ..errors import CheckpointError, ConfigError
 from .callbacks import LogRow
 from .checkpointing import safetensors_chunks
+from .distributed import ProcessGroup
 
 CONFIG_FILE, SPLIT_FILE, METRICS_FILE, REPORT_FILE = "config.json", "split.json", "metrics.jsonl", "report.html"
 LOCK_FILE = ".lock"  # empty; locked by the process that trains. A file that a killed process left locks nothing
@@ -73,6 +74,7 @@ def discard_run_dir(folder: Path) -> None:
     """Undo `create_run_dir`; a directory that cannot be removed, such as a volume, is left empty."""
     with suppress(OSError):
         (folder / CONFIG_FILE).unlink()
+        (folder / LOCK_FILE).unlink(missing_ok=True)
         folder.rmdir()
 
 
@@ -161,6 +163,18 @@ def lock_run_dir(folder: Path) -> filelock.BaseFileLock:
             f"Another process is training {folder}. Wait until it ends, or stop it first.", code="run_locked"
         )
     return lock
+
+
+@contextmanager
+def hold_run_lock(run_dir: Path, group: ProcessGroup) -> Iterator[None]:
+    """Let only this group of processes train the run; its main process holds the lock."""
+    locks: list[filelock.BaseFileLock] = []
+    group.run_on_main(lambda: locks.append(lock_run_dir(run_dir)))
+    try:
+        yield
+    finally:
+        for lock in locks:
+            unlock(lock)
 
 
 @contextmanager
