@@ -1,4 +1,4 @@
-"""Where tests find real weights, real pictures and golden outputs, and what they do without them."""
+"""Where tests find real weights, real images and golden outputs, and what they do without them."""
 
 from pathlib import Path
 
@@ -15,5 +15,5 @@ def ti16() -> Path:
 
 @pytest.fixture(scope="session")
 def imagenet() -> Path:
-    """1,000 ImageNet validation pictures, a folder for each class index."""
+    """1,000 ImageNet validation images, one folder per class index."""
     return shared_path("data/imagenet1000")

@@ -37,7 +37,7 @@ def test_outputs(name: str) -> None:
         outputs = {"tokens": tokens, "logits": model(golden["images"]), "pooled": model.forward_pool(tokens)}
         if case.get("distilled"):
             outputs["logits_cls"], outputs["logits_dist"] = model.forward_distilled(golden["images"])
-            outputs["pooled"] = (tokens[:, 0] + tokens[:, 1]) / 2  # timm's mean, for show; DeiT averages the logits
+            outputs["pooled"] = (tokens[:, 0] + tokens[:, 1]) / 2  # timm's feature; DeiT itself averages the logits
     outputs["features"] = outputs["logits"]
     for output in set(golden) - {"images"}:
         torch.testing.assert_close(outputs[output], golden[output], rtol=0, atol=TOLERANCE, msg=f"{name}: {output}")
@@ -53,7 +53,7 @@ def test_tolerance_can_fail(change: dict) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if CASES[n]["family"] != "vit_pytorch"])
-def test_ours_and_back(name: str, tmp_path: Path) -> None:
+def test_round_trip_through_patchword(name: str, tmp_path: Path) -> None:
     """Conversion to patchword and back gives bit-identical tensors."""
     family = CASES[name]["family"]
     write_checkpoint(tmp_path / "ours", read_case(name))
@@ -111,7 +111,7 @@ def test_position_resizing(name: str) -> None:
     for job in jobs:
         before, after = golden[f"{job}.input"][0], golden[f"{job}.output"][0]
         sizes, _, prefix = job.partition("_prefix")
-        old, new = (tuple(map(int, part.split("x"))) for part in sizes.split("_to_"))
+        old, new = (tuple(map(int, size.split("x"))) for size in sizes.split("_to_"))
         k = int(prefix) if prefix else len(before) - old[0] * old[1]
         found = resample_grid(before[k:], old, new, mode[CASES[name]["family"]])
         torch.testing.assert_close(found, after[k:], rtol=0, atol=TOLERANCE, msg=f"{name} {job}")

@@ -113,7 +113,7 @@ def vit_pytorch_tensors() -> Tensors:
     vectors |= {f"{layer}.1.net.1.bias": 64, f"{layer}.1.net.4.bias": 32}
     norms = {f"{patch}.1": 192, f"{patch}.3": 32, "transformer.norm": 32}
     norms |= {f"{layer}.0.norm": 32, f"{layer}.1.net.0": 32}
-    vectors |= {f"{n}.{part}": size for n, size in norms.items() for part in ("weight", "bias")}
+    vectors |= {f"{n}.{suffix}": size for n, size in norms.items() for suffix in ("weight", "bias")}
     return {n: torch.randn(s) for n, s in {**shapes, **{n: (size,) for n, size in vectors.items()}}.items()}
 
 
@@ -203,19 +203,19 @@ def test_originals_can_be_read(originals: dict[str, Path]) -> None:
 def damaged(original: bytes) -> st.SearchStrategy[bytes]:
     """Truncated, with flipped bits, overwritten or extended bytes; most often in the headers."""
     size = len(original)
-    place = st.one_of(st.integers(0, min(600, size - 1)), st.integers(max(0, size - 3000), size - 1))
-    place = st.one_of(place, st.integers(0, size - 1))
+    offset = st.one_of(st.integers(0, min(600, size - 1)), st.integers(max(0, size - 3000), size - 1))
+    offset = st.one_of(offset, st.integers(0, size - 1))
 
     def flipped(bits: list[tuple[int, int]]) -> bytes:
         content = bytearray(original)
-        for where, bit in bits:
-            content[where] ^= 1 << bit
+        for index, bit in bits:
+            content[index] ^= 1 << bit
         return bytes(content)
 
     return st.one_of(
-        place.map(lambda n: original[:n]),
-        st.lists(st.tuples(place, st.integers(0, 7)), min_size=1, max_size=8, unique=True).map(flipped),
-        st.tuples(place, st.binary(min_size=1, max_size=64)).map(
+        offset.map(lambda n: original[:n]),
+        st.lists(st.tuples(offset, st.integers(0, 7)), min_size=1, max_size=8, unique=True).map(flipped),
+        st.tuples(offset, st.binary(min_size=1, max_size=64)).map(
             lambda cut: original[: cut[0]] + cut[1] + original[cut[0] + len(cut[1]) :]
         ),
         st.binary(min_size=1, max_size=64).map(lambda more: original + more),
@@ -276,7 +276,7 @@ WORDS = ["", "sincos", "rotary", "relative", "none", "learned_2d", "local", "axi
 WORDS += ["average", "attention", "class+average", "deit", "dinov2", "avg", "map", "gelu", "\ud800", "\0", "nan", "5"]
 
 
-def deep(levels: int) -> list[Any]:
+def nested_list(levels: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(levels):
         value = [value]
@@ -292,26 +292,26 @@ JUNK = st.recursive(
         st.floats(),
         st.integers(),
         st.text(max_size=5),
-        st.sampled_from([30, 200, 400]).map(deep),
+        st.sampled_from([30, 200, 400]).map(nested_list),
     ),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def json_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """List the paths of all values inside a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, each in inner for place in [(*path, key), *places(each, (*path, key))]]
+    return [found for key, each in inner for found in [(*path, key), *json_paths(each, (*path, key))]]
 
 
 @st.composite
 def mutated(draw: Callable[..., Any], original: dict[str, Any]) -> Any:
     content = copy.deepcopy(original)
     for _ in range(draw(st.integers(1, 3))):
-        *way, last = draw(st.sampled_from(places(content) or [("new",)]))
+        *parents, last = draw(st.sampled_from(json_paths(content) or [("new",)]))
         holder = content
-        for key in way:
+        for key in parents:
             holder = holder[key]
         action = draw(st.sampled_from(["replace", "replace", "replace", "remove", "add"]))
         if action == "remove" and isinstance(holder, dict):
@@ -388,7 +388,7 @@ def test_huge_values_in_model_json(computed: dict[str, str], tmp_path: Path) -> 
         content = {**document, "config": {**document["config"], **stem, field: value}}
         (tmp_path / "model/model.json").write_bytes(json_bytes(content))
         started = time.monotonic()
-        with pytest.raises(CheckpointError, match=r"model\.json: .*(patches need|stem|must be between)"):
+        with pytest.raises(CheckpointError, match=rf"model\.json: .*\b({field}|GiB)\b"):
             read_checkpoint(tmp_path / "model")
         assert time.monotonic() - started < MAX_SECONDS
 
@@ -400,7 +400,7 @@ def test_huge_values_in_model_json_of_a_resnet(tmp_path: Path) -> None:
     for layers in ([512] * 8, [10**12], [-1], [0], [], [1] * 10**5):
         content = {**document, "config": {**document["config"], "layers": layers}}
         (tmp_path / "model/model.json").write_bytes(json_bytes(content))
-        with pytest.raises(CheckpointError, match="layers must"):
+        with pytest.raises(CheckpointError, match=r"model\.json: .*\blayers\b"):
             read_checkpoint(tmp_path / "model")
 
 
@@ -440,7 +440,7 @@ def mistyped(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [torch.ones_like(tensor, dtype=kind) for kind in kinds]
 
 
-class Shown(dict[str, Any]):
+class TensorDict(dict[str, Any]):
     """Tensors whose repr shows shapes instead of values."""
 
     def __repr__(self) -> str:
@@ -467,7 +467,7 @@ def rebuilt(draw: Callable[..., Any], original: Tensors) -> Tensors:
             tensors = {draw(st.sampled_from(["module.", "params/", "x."])) + n: t for n, t in tensors.items()}
         else:
             tensors[name] = draw(st.sampled_from((misshapen if change == "shape" else mistyped)(tensors[name])))
-    return Shown({n: t.clone() for n, t in tensors.items()})
+    return TensorDict({n: t.clone() for n, t in tensors.items()})
 
 
 @pytest.mark.slow
@@ -477,7 +477,7 @@ def test_rebuilt_tensors(name: str, originals: dict[str, Path], scratch: Path) -
     original, wrapped = read_tensors(tensor_file(originals[name]))
 
     @fuzz(80)
-    @given(rebuilt(Shown(original)))
+    @given(rebuilt(TensorDict(original)))
     def check(tensors: Tensors) -> None:
         tensor_file(path).unlink(missing_ok=True)
         write_tensors(tensor_file(path), tensors, wrapped=wrapped)
@@ -509,21 +509,21 @@ def test_dtypes(name: str, originals: dict[str, Path], tmp_path: Path) -> None:
         tensor_file(path).unlink(missing_ok=True)
         write_tensors(tensor_file(path), {n: t.to(kind) for n, t in original.items()}, wrapped=wrapped)
         sign(path)
-        assert_refused(path, match=f"holds {kind}")
+        assert_refused(path, match=rf" {re.escape(str(kind))}\b")
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_not_finite(name: str, originals: dict[str, Path], tmp_path: Path) -> None:
     path = fresh_copy(originals[name], tmp_path / "model")
     original, wrapped = read_tensors(tensor_file(originals[name]))
-    for i, victim in enumerate(original):
+    for i, changed in enumerate(original):
         value = (math.nan, math.inf, -math.inf, 1e300)[i % 4]
-        bad = original[victim].to(torch.float64 if value == 1e300 else original[victim].dtype, copy=True)
+        bad = original[changed].to(torch.float64 if value == 1e300 else original[changed].dtype, copy=True)
         bad.view(-1)[-1] = value
         tensor_file(path).unlink(missing_ok=True)
-        write_tensors(tensor_file(path), {**original, victim: bad}, wrapped=wrapped)
+        write_tensors(tensor_file(path), {**original, changed: bad}, wrapped=wrapped)
         sign(path)
-        assert_refused(path, match=f"NaN or infinity in {re.escape(victim)}")
+        assert_refused(path, match=f"NaN .*{re.escape(changed)}")
 
 
 def test_huge_stacked_blocks(tmp_path: Path) -> None:
@@ -557,34 +557,37 @@ def header(shape: str, kind: str = "<f4") -> str:
     return f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}"
 
 
-LIES = [header(f"({n},)") for n in (3, 10**12, 10**30, -1, True)] + [header("(-1, -2)"), header("(0, 10**9)")]
-LIES += [header("(2,)", kind) for kind in ("|O", "<U1", "|S4", "|V4", "<M8[s]", "<c8", ">f4", "<f16", "|V0", "zz")]
-LIES += [header("(2.0,)"), header("2"), header("()"), "{}", "[]", "(" * 9000, "'" * 300, "__import__('os').getpid()"]
+BAD_HEADERS = [header(f"({n},)") for n in (3, 10**12, 10**30, -1, True)]
+BAD_HEADERS += [header("(-1, -2)"), header("(0, 10**9)"), header("(2.0,)"), header("2"), header("()")]
+BAD_HEADERS += [
+    header("(2,)", kind) for kind in ("|O", "<U1", "|S4", "|V4", "<M8[s]", "<c8", ">f4", "<f16", "|V0", "zz")
+]
+BAD_HEADERS += ["{}", "[]", "(" * 9000, "'" * 300, "__import__('os').getpid()"]
 
 
-@pytest.mark.parametrize("text", LIES, ids=lambda text: text[:70])
+@pytest.mark.parametrize("text", BAD_HEADERS, ids=lambda text: text[:70])
 def test_inconsistent_npy_header(text: str, originals: dict[str, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(originals["google"]) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     assert_refused(write_zip(tmp_path / "model.npz", {**members, "cls.npy": npy(text, bytes(8))}))
 
 
-def test_odd_archives(originals: dict[str, Path], tmp_path: Path) -> None:
+def test_unusual_archives(originals: dict[str, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(originals["google"]) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     good = members["cls.npy"]
     empty, one = write_zip(tmp_path / "empty.npz", {}), write_zip(tmp_path / "one.npz", {"../../x.npy": good})
-    assert_refused(empty, match="contains no tensors")
-    assert_refused(one, match="does not match any supported format")
+    assert_refused(empty, match=r"empty\.npz .*tensors")
+    assert_refused(one, match=r"one\.npz .*timm.*\.\./\.\./x")
     for name in ("/etc/passwd.npy", "..\\..\\x.npy", "a" * 60_000 + ".npy", ".npy", "é\n\x1b[31m.npy", "con.npy"):
-        assert_refused(write_zip(tmp_path / "model.npz", {**members, name: good}), match="unexpected")
+        assert_refused(write_zip(tmp_path / "model.npz", {**members, name: good}), match="unexpected: ")
     assert_refused(write_zip(tmp_path / "model.npz", {**members, "cls.npy": b""}))
     assert_refused(write_zip(tmp_path / "model.npz", {**members, "cls.npy": good + b"\0"}))
     with_text = write_zip(tmp_path / "model.npz", {**members, "readme.txt": b"hello", "folder/": b""})
     assert read_or_refuse(with_text) is not None
 
 
-def test_a_zip_bomb(originals: dict[str, Path], tmp_path: Path) -> None:
+def test_zip_bomb(originals: dict[str, Path], tmp_path: Path) -> None:
     """A member that declares a petabyte is refused before memory is allocated."""
     content = bytearray(originals["google"].read_bytes())
     at = content.rindex(b"PK\x01\x02")  # the last entry of the directory
@@ -610,7 +613,7 @@ def save(content: Any, path: Path, **options: Any) -> Path:
     return path
 
 
-def odd_tensors() -> dict[str, torch.Tensor]:
+def unusual_tensors() -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
@@ -627,10 +630,10 @@ def odd_tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("kind", odd_tensors())
-def test_odd_tensors(kind: str, legacy: bool, originals: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", unusual_tensors())
+def test_unusual_tensors(kind: str, legacy: bool, originals: dict[str, Path], tmp_path: Path) -> None:
     tensors, _ = read_tensors(originals["timm pth"])
-    content = {**tensors, "norm.weight": odd_tensors()[kind]}
+    content = {**tensors, "norm.weight": unusual_tensors()[kind]}
     path = save(content, tmp_path / "model.pth", _use_new_zipfile_serialization=not legacy)
     assert read_or_refuse(path) is None or "float8" in kind
     if "float8" in kind:
@@ -742,7 +745,7 @@ UNSUPPORTED = [
     ("dinov2", "out.pth", SMALL),
     ("google", "out.npz", ResNetConfig(image_size=32, layers=(1,), num_classes=2)),
     ("google", "out.pth", SMALL),
-    ("nothing", "out", SMALL),
+    ("unknown", "out", SMALL),
 ]
 
 
@@ -755,28 +758,30 @@ def test_unsupported_models(to: str, out: str, config: Any, tmp_path: Path) -> N
     assert listing(tmp_path) == {}
 
 
-@pytest.mark.parametrize("place", ["file/out", "file/deeper/out", "a" * 300, "a" * 250, "a\0b", "file"])
-def test_unwritable_paths(place: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
+@pytest.mark.parametrize("name", ["file/out", "file/deeper/out", "a" * 300, "a" * 250, "a\0b", "file"])
+def test_unwritable_paths(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("existing")
     before = listing(tmp_path)
     for to, suffix in (("patchword", ""), ("transformers", ""), ("google", ".npz")):
-        if place != "file":
-            with pytest.raises(OutputError, match=re.escape(str(tmp_path / place)[:200])):
-                write_checkpoint(tmp_path / (place + suffix), checkpoint(), to)
+        if name != "file":
+            with pytest.raises(OutputError, match=re.escape(str(tmp_path / name)[:200])) as error:
+                write_checkpoint(tmp_path / (name + suffix), checkpoint(), to)
+            assert error.value.code == "cannot_write"
         elif not suffix:
-            with pytest.raises(OutputError, match="is a file"):
-                write_checkpoint(tmp_path / place, checkpoint(), to, overwrite=True)
+            with pytest.raises(OutputError, match=r"/file .*format") as error:
+                write_checkpoint(tmp_path / name, checkpoint(), to, overwrite=True)
+            assert error.value.code == "output_exists"
         assert listing(tmp_path) == before
 
 
-@pytest.mark.parametrize("place", ["~no-such-user/model", "a" * 300, "a\0b", "", "nowhere"])
-def test_unreadable_paths(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["~no-such-user/model", "a" * 300, "a\0b", "", "missing"])
+def test_unreadable_paths(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError):
-        read_checkpoint(place)
-    if place.startswith("~"):
-        with pytest.raises(CheckpointError, match=place):
-            write_checkpoint(place, checkpoint())
+        read_checkpoint(name)
+    if name.startswith("~"):
+        with pytest.raises(CheckpointError, match=name):
+            write_checkpoint(name, checkpoint())
 
 
 def test_file_name_that_is_not_unicode(originals: dict[str, Path], tmp_path: Path) -> None:
@@ -822,11 +827,9 @@ def test_full_disk(name: str, existing: bool, originals: dict[str, Path], tmp_pa
         fresh_copy(originals["google"], tmp_path / "here").rename(tmp_path / "here/unrelated")
     before, written = listing(tmp_path), checkpoint(form.config)
     for size in (0, 1, 1000, tensor_file(originals[name]).stat().st_size - 1):
-        with (
-            full_disk(size),
-            pytest.raises(OutputError, match="nothing was changed") as error,
-        ):
+        with full_disk(size), pytest.raises(OutputError) as error:
             write_checkpoint(tmp_path / "here" / form.out, written, form.to, overwrite=True)
+        assert error.value.code == "cannot_write"
         assert str(tmp_path / "here" / form.out) in str(error.value)
         assert listing(tmp_path) == before
     write_checkpoint(tmp_path / "here" / form.out, written, form.to, overwrite=True)
@@ -852,8 +855,9 @@ def test_failure_in_the_last_step(
         real(old, new)
 
     monkeypatch.setattr(files, "sync", no_space) if step == "sync" else monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(OutputError, match="nothing was changed"):
+    with pytest.raises(OutputError, match=os.strerror(errno.ENOSPC)) as error:
         write_checkpoint(tmp_path / "here" / form.out, checkpoint(form.config), form.to, overwrite=True)
+    assert error.value.code == "cannot_write"
     assert listing(tmp_path) == before
 
 
@@ -866,9 +870,9 @@ from patchword.checkpoints import read_checkpoint, write_checkpoint
 target, source, to = Path(sys.argv[1]), read_checkpoint(sys.argv[2]), sys.argv[3]
 random.seed(0)
 write_checkpoint(target, source, to)
-seen = set()
+leftovers = set()
 rounds, deadline = 0, time.monotonic() + 300
-while rounds < 15 or (len(seen) < 2 and time.monotonic() < deadline):  # a busy machine needs more of them
+while rounds < 15 or (len(leftovers) < 2 and time.monotonic() < deadline):  # a busy machine needs more of them
     rounds += 1
     pid = os.fork()
     if not pid:
@@ -882,10 +886,10 @@ while rounds < 15 or (len(seen) < 2 and time.monotonic() < deadline):  # a busy 
     if there:
         again = read_checkpoint(target, num_heads=4).tensors
         assert all(torch.equal(t, again[n]) for n, t in source.tensors.items())
-    seen.add(len([p for p in target.parent.iterdir() if p.name.startswith(".")]))
+    leftovers.add(len([p for p in target.parent.iterdir() if p.name.startswith(".")]))
 write_checkpoint(target, source, to, overwrite=True)
 read_checkpoint(target, num_heads=4).build_model()
-print(len(seen))
+print(len(leftovers))
 """
 
 
@@ -934,8 +938,8 @@ def test_tensors_are_named(name: str, originals: dict[str, Path], tmp_path: Path
     bias = next(n for n in reversed(original) if n.endswith("bias"))
     shown = re.escape(re.sub(r"^(params/|vit\.|dinov2_with_registers\.)", "", bias))  # without the family's prefix
     check({n: t for n, t in original.items() if n != bias}, shown)
-    check({**original, "odd.one": torch.ones(2)}, "odd.one")
-    check({**original, bias: torch.ones(7)}, shown + r".*\(7,\).*should be")
+    check({**original, "unknown.weight": torch.ones(2)}, r"unknown\.weight")
+    check({**original, bias: torch.ones(7)}, shown + r".*\(7,\).*\(\d+,\)")
 
 
 @pytest.mark.parametrize("name", ["timm pth", "timm safetensors", "torchvision", "deit", "dinov2", "vit_pytorch"])

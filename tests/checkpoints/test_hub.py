@@ -1,6 +1,7 @@
 """Downloads from a hub on a local HTTP server."""
 
 import random
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_offline_mode(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = fetch(server, tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch(server, tmp_path) == folder
-    with pytest.raises(HubError, match=r"not in the cache.*Unset HF_HUB_OFFLINE"):
+    with pytest.raises(HubError, match=r"\(revision main\).*/empty/.*HF_HUB_OFFLINE"):
         fetch(server, tmp_path / "empty")
 
 
@@ -66,8 +67,8 @@ def test_uses_and_verifies_the_cache_of_other_programs(server: Hub, tmp_path: Pa
     path = Path(hf_hub_download(REPO, WEIGHTS, revision=server.commit, cache_dir=tmp_path, endpoint=server.endpoint))
     server.stop()
     assert fetch(server, tmp_path, f"hf:{REPO}@{server.commit}") == path.parent
-    path.resolve().write_bytes(b"rotten")
-    with pytest.raises(HubError, match="damaged"):
+    path.resolve().write_bytes(b"damaged")
+    with pytest.raises(HubError, match=f"{WEIGHTS} .*SHA-256"):
         fetch(server, tmp_path, f"hf:{REPO}@{server.commit}")
 
 
@@ -83,7 +84,7 @@ def test_follows_a_branch(server: Hub, tmp_path: Path) -> None:
 
 def test_damaged_download_is_refused_and_deleted(server: Hub, tmp_path: Path) -> None:
     server.wrong[WEIGHTS] = SMALL[:-1] + bytes([SMALL[-1] ^ 1])
-    with pytest.raises(HubError, match=f"{WEIGHTS} is damaged"):
+    with pytest.raises(HubError, match=f"{WEIGHTS} .*SHA-256"):
         fetch(server, tmp_path)
     assert not any(path.read_bytes() == server.wrong[WEIGHTS] for path in tmp_path.rglob("*") if path.is_file())
     server.wrong.clear()
@@ -92,7 +93,7 @@ def test_damaged_download_is_refused_and_deleted(server: Hub, tmp_path: Path) ->
 
 def test_file_changed_in_the_cache_is_detected(server: Hub, tmp_path: Path) -> None:
     (fetch(server, tmp_path) / WEIGHTS).resolve().write_bytes(SMALL[::-1])
-    with pytest.raises(HubError, match="damaged"):
+    with pytest.raises(HubError, match=f"{WEIGHTS} .*SHA-256"):
         fetch(server, tmp_path)
     assert contents(fetch(server, tmp_path)) == server.files
 
@@ -111,7 +112,7 @@ def test_lost_connection_is_an_error_and_the_next_call_succeeds(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
     server.cuts = list(cuts)
-    with pytest.raises(HubError, match=f"Could not download {REPO} from {server.endpoint}"):
+    with pytest.raises(HubError, match=rf"{REPO} .*{server.endpoint} \(\w+: "):
         fetch(server, tmp_path)
     assert server.cuts == []
     assert contents(fetch(server, tmp_path)) == server.files
@@ -119,27 +120,25 @@ def test_lost_connection_is_an_error_and_the_next_call_succeeds(
 
 def test_unreachable_hub(server: Hub, tmp_path: Path) -> None:
     server.stop()
-    with pytest.raises(
-        HubError, match=f"Could not download {REPO} from {server.endpoint}.*HF_ENDPOINT.*HF_HUB_OFFLINE"
-    ):
+    with pytest.raises(HubError, match=rf"{REPO} .*{server.endpoint} \(\w+: .*HF_ENDPOINT.*HF_HUB_OFFLINE"):
         fetch(server, tmp_path)
 
 
 def test_silent_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(HubError, match="ReadTimeout"):
-        hub.download_model(f"hf:{REPO}", cache=tmp_path, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(HubError, match="ReadTimeout"):
+        hub.download_model(f"hf:{REPO}", cache=tmp_path, endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(
     ("status", "headers", "message"),
     [
-        (404, {"X-Error-Code": "RepoNotFound"}, f"has no model {REPO}"),
-        (404, {}, f"has no model {REPO}"),
-        (401, {}, f"has no model {REPO}.*HF_TOKEN"),
-        (403, {"X-Error-Code": "GatedRepo"}, f"{REPO} is gated.*HF_TOKEN"),
-        (503, {}, f"Could not download {REPO}.*503"),
-        (200, {"Content-Type": "text/html"}, f"Could not download {REPO}.*JSON"),
+        (404, {"X-Error-Code": "RepoNotFound"}, rf"{REPO} \(HTTP 404\)"),
+        (404, {}, rf"{REPO} \(HTTP 404\)"),
+        (401, {}, rf"{REPO} \(HTTP 401\).*HF_TOKEN"),
+        (403, {"X-Error-Code": "GatedRepo"}, rf"^{REPO} .*http.*/{REPO}, .*HF_TOKEN"),
+        (503, {}, rf"{REPO} .*\(\w+: .*503"),
+        (200, {"Content-Type": "text/html"}, rf"{REPO} .*\(JSONDecodeError: "),
     ],
 )
 def test_http_errors(server: Hub, tmp_path: Path, status: int, headers: dict[str, str], message: str) -> None:
@@ -149,9 +148,9 @@ def test_http_errors(server: Hub, tmp_path: Path, status: int, headers: dict[str
 
 
 def test_unknown_names(server: Hub, tmp_path: Path) -> None:
-    with pytest.raises(HubError, match="has no model owner/vti"):
+    with pytest.raises(HubError, match=r"owner/vti \(HTTP 404\)"):
         fetch(server, tmp_path, "hf:owner/vti")
-    with pytest.raises(HubError, match=f"{REPO} at .* has no revision 'v9'"):
+    with pytest.raises(HubError, match=f"{REPO} .*{server.endpoint} .*'v9'.*@v9"):
         fetch(server, tmp_path, f"hf:{REPO}@v9")
 
 
@@ -160,7 +159,7 @@ def test_unknown_names(server: Hub, tmp_path: Path) -> None:
     ["hf:", "hf:vit", "owner/vit", "hf:owner/vit/x", "hf:owner/vit@", "hf:a/b@../../etc", "hf:a b/c", "hf:-a/b--c"],
 )
 def test_malformed_references(reference: str, tmp_path: Path) -> None:
-    with pytest.raises(HubError, match="Write hf:google/vit-base-patch16-224"):
+    with pytest.raises(HubError, match=rf"{re.escape(repr(reference))} .*hf:google/vit-base-patch16-224"):
         hub.download_model(reference, cache=tmp_path)
 
 
@@ -183,10 +182,10 @@ def test_other_kinds_of_weights(server: Hub, tmp_path: Path, files: dict[str, by
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.npz": b"a", "b.npz": b"b"}, "several models"),
-        ({"tf_model.h5": b"h", "onnx/vit.safetensors": b"o"}, "no weights that patchword can read"),
-        (SHARDS, "incomplete"),
-        ({**INDEX, "model-00002-of-00002.safetensors": b"two"}, "incomplete"),
+        ({"a.npz": b"a", "b.npz": b"b"}, r"'a\.npz', 'b\.npz'"),
+        ({"tf_model.h5": b"h", "onnx/vit.safetensors": b"o"}, r"\(.*\.safetensors.*\); .*tf_model\.h5"),
+        (SHARDS, r"00002-of-00002.*model\.safetensors\.index\.json"),
+        ({**INDEX, "model-00002-of-00002.safetensors": b"two"}, r"00002-of-00002.*model\.safetensors\.index\.json"),
     ],
 )
 def test_repositories_without_a_single_model(
@@ -198,12 +197,12 @@ def test_repositories_without_a_single_model(
     assert server.downloads() == []
 
 
-def test_mirror_that_repeats_xet_headers_is_read_plainly(server: Hub, tmp_path: Path) -> None:
+def test_mirror_with_xet_headers_is_read_over_http(server: Hub, tmp_path: Path) -> None:
     server.headers = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{server.endpoint}/api/xet"}
     assert contents(fetch(server, tmp_path)) == server.files
 
 
 def test_unwritable_cache(server: Hub, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(HubError, match="Could not store"):
+    with pytest.raises(HubError, match=rf"{REPO} .*{re.escape(str(tmp_path / 'file'))}.*HF_HOME"):
         fetch(server, tmp_path / "file")

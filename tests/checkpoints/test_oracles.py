@@ -167,7 +167,7 @@ def bit_state(theirs: dict[str, Tensor], ours: ResNet) -> dict[str, Tensor]:
         state[f"norm.{suffix}"] = theirs[f"norm.{suffix}"]
     for name in ours.state_dict():
         if name.startswith("stages."):
-            _, stage, unit, part, suffix = name.split(".")
-            their_part = "downsample.conv" if part == "shortcut" else part
-            state[name] = theirs[f"encoder.stages.{stage}.layers.{unit}.{their_part}.{suffix}"]
+            _, stage, unit, module, suffix = name.split(".")
+            their_module = "downsample.conv" if module == "shortcut" else module
+            state[name] = theirs[f"encoder.stages.{stage}.layers.{unit}.{their_module}.{suffix}"]
     return state

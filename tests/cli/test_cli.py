@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,8 +26,9 @@ from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.cli import main as cli
 from patchword.cli.config_flags import RENAMED_FLAGS, model_flags, run_flags
 from patchword.config import ViTConfig
+from patchword.data.image_decoder import load_image
 from patchword.data.preprocess import Preprocess
-from patchword.errors import ConfigError
+from patchword.errors import ConfigError, ImageError
 from patchword.inference.classifier import Classifier
 from patchword.inference.predict import fingerprint
 from patchword.inference.prediction_csv import PredictionTable
@@ -102,7 +104,7 @@ def test_evaluate(model: Path, data: Path) -> None:
     document = json.loads(result.stdout)
     assert (document["top1"], document["n"], document["skipped"]) == (1.0, 3, 0)
     assert {"top5", "ece", "nll", "images_per_second", "per_class"} <= document.keys()
-    assert "top-1     100.00%" in run("evaluate", model, data).stdout
+    assert re.search(r"top-1 +100\.00%", run("evaluate", model, data).stdout)
 
 
 @pytest.mark.slow
@@ -157,7 +159,8 @@ def test_convert_with_model_fields(tmp_path: Path) -> None:
     assert (config.num_heads, config.image_size, config.num_classes) == (3, (48, 64), 9)
     again = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "timm", *fields)
     assert again.returncode == 2
-    assert "already exists" in again.stderr
+    assert str(tmp_path / "out") in again.stderr
+    assert "--overwrite" in again.stderr
 
 
 def test_labels_and_channel_statistics_as_flags(model: Path, data: Path, tmp_path: Path) -> None:
@@ -189,44 +192,47 @@ def test_hub_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "MODEL"], "No images were given"),
-        (["predict", "nowhere", "DATA"], "nowhere"),
-        (["predict", "MODEL", "a.png", "--top", "0"], "--top must be at least 1"),
-        (["evaluate", "MODEL", "nowhere"], "nowhere"),
+        (["predict", "MODEL"], "No images"),
+        (["predict", "no-such-model", "DATA"], "no-such-model"),
+        (["predict", "MODEL", "a.png", "--top", "0"], r"--top .*\b1\b.*\b0\b"),
+        (["evaluate", "MODEL", "no-such-data"], "no-such-data"),
         (["evaluate", "MODEL", "DATA/red"], "DATA/red"),
         (["evaluate", "MODEL", "DATA", "--batch-size", "0"], "--batch-size"),
         (["evaluate", "MODEL", "DATA", "--num-heads", "three"], "num_heads"),
-        (["evaluate", "MODEL", "DATA", "--num-heads"], "--num-heads needs a value"),
+        (["evaluate", "MODEL", "DATA", "--num-heads"], "--num-heads .*value"),
         (["evaluate", "MODEL", "DATA", "--depth", "2"], "depth"),
-        (["evaluate", "MODEL", "DATA", "--labels", "nowhere.txt"], "nowhere.txt"),
-        (["convert", "MODEL", "OUT", "--to", "google"], "*.npz"),
+        (["evaluate", "MODEL", "DATA", "--labels", "missing.txt"], r"--labels: missing\.txt"),
+        (["convert", "MODEL", "OUT", "--to", "google"], r"google .*\*\.npz"),
         (["convert", "MODEL", "OUT", "--to", "jax"], "jax"),
         (["convert", "MODEL", "OUT", "--to", "timm", "--half"], "--half"),
         (["predikt", "MODEL"], "predict"),
-        (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], "already exists"),
-        (["predict", "MODEL", "a.png", "--csv", "new.csv", "--json"], "choose one"),
+        (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], r"red/a\.png .*--overwrite"),
+        (["predict", "MODEL", "a.png", "--csv", "new.csv", "--json"], "--csv .*--json"),
         (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "mean"),
-        (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "--image-size needs a value"),
+        (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "--image-size .*value"),
         (["inspect", "MODEL", "--out", "OUT", "--label", "red"], "--label"),
-        (["inspect", "MODEL", "DATA", "--out", "OUT", "--max-images", "0"], "--max-images must be at least 1"),
+        (["inspect", "MODEL", "DATA", "--out", "OUT", "--max-images", "0"], r"--max-images .*\b1\b.*\b0\b"),
         (["push", "MODEL", "elsewhere"], "hf:owner/name"),
         (["bench", "MODEL", "--seconds", "0"], "--seconds"),
-        (["serve", "MODEL", "--queue-size", "0"], "--queue-size must be at least 1"),
-        (["doctor", "DATA", "--patch-size", "0"], "at least 1"),
+        (["serve", "MODEL", "--queue-size", "0"], r"--queue-size .*\b1\b.*\b0\b"),
+        (["doctor", "DATA", "--patch-size", "0"], r"--patch-size .*\b1\b"),
         (["predict", "hf:nonsense", "a.png"], "hf:nonsense"),
     ],
 )
-def test_wrong_requests_exit_with_2(arguments: list[str], message: str, model: Path, data: Path, command: Run) -> None:
+def test_invalid_requests_exit_with_2(
+    arguments: list[str], message: str, model: Path, data: Path, command: Run
+) -> None:
     paths = {"MODEL": model, "DATA": data, "DATA/red": data / "red", "OUT": data / "out"}
     paths["DATA/red/a.png"] = data / "red/a.png"
     result = command(*[paths.get(word, word) for word in arguments])
     output = result.stderr + result.stdout
     assert result.returncode == 2, output
-    assert str(paths.get(message, message)) in output
+    pattern = re.escape(str(paths[message])) if message in paths else message
+    assert re.search(pattern, output), output
     assert not (data / "out").exists()
 
 
-def test_wrong_request_prints_no_traceback(model: Path) -> None:
+def test_invalid_request_prints_no_traceback(model: Path) -> None:
     result = run("predict", model, "a.png", "--top", 0)
     assert result.returncode == 2
     assert result.stderr.startswith("patchword: ")
@@ -250,7 +256,7 @@ def test_wrong_request_prints_no_traceback(model: Path) -> None:
     ],
 )
 def test_unknown_flags_suggest_the_right_one(arguments: list[str], suggestion: str) -> None:
-    with pytest.raises(ConfigError, match=f"Did you mean {suggestion}\\?") as error:
+    with pytest.raises(ConfigError, match=rf" {suggestion}\?") as error:
         cli.run_command(arguments)
     assert error.value.code == "unknown_option"
 
@@ -262,9 +268,12 @@ def test_suggested_flags_exist() -> None:
 
 
 def test_missing_images_exit_with_3(model: Path) -> None:
-    result = run("predict", model, "gone.png", "--json")
+    result = run("predict", model, "missing.png", "--json")
     assert result.returncode == 3
-    assert "no such file" in json.loads(result.stdout)[0]["error"]
+    with pytest.raises(ImageError) as error:
+        load_image("missing.png")
+    assert error.value.code == "image_not_found"
+    assert json.loads(result.stdout)[0]["error"] == str(error.value)
 
 
 @pytest.mark.slow
@@ -308,15 +317,15 @@ def test_extract_config_flags() -> None:
     assert rest == ["predict", "m", "a.png", "--top", "3", "b.png"]
     model_fields = {"image_size": [32, 64], "pooling": "average", "norm_eps": 1e-5, "class_token": False}
     assert fields == {**model_fields, "mean": [0.5, 0.4, 0.3], "std": 0.5}
-    for words in (["--image-size", "224x320", "ax.png"], ["--image-size=224x320", "ax.png"]):
-        assert cli.extract_config_flags(words, model_flags()) == (["ax.png"], {"image_size": [224, 320]})
+    for arguments in (["--image-size", "224x320", "ax.png"], ["--image-size=224x320", "ax.png"]):
+        assert cli.extract_config_flags(arguments, model_flags()) == (["ax.png"], {"image_size": [224, 320]})
 
 
 def test_labels_file_must_be_a_list(model: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text('{"0": "a"}')
     result = run("predict", model, data / "red/a.png", "--labels", tmp_path / "labels.json")
     assert result.returncode == 2
-    assert "must be a JSON list" in result.stderr
+    assert re.search(r"--labels: .*labels\.json .*list", result.stderr), result.stderr
 
 
 def test_run_as_a_module() -> None:
@@ -339,8 +348,8 @@ def test_killed_csv_is_resumed(model: Path, tmp_path: Path) -> None:
         Image.new("RGB", (9, 9), next(names)).save(folder / f"{number:04}.png")
     (folder / "0100.png").write_bytes(b"\x89PNG")
     (folder / 'nüw\nline, "quoted".png').write_bytes((folder / "0001.png").read_bytes())
-    whole, table = tmp_path / "whole.csv", tmp_path / "table.csv"
-    assert run("predict", model, folder, "--csv", whole).returncode == 3
+    expected, table = tmp_path / "expected.csv", tmp_path / "table.csv"
+    assert run("predict", model, folder, "--csv", expected).returncode == 3
     partial, kills = Path(f"{table}.partial"), 0
     command = [sys.executable, "-m", "patchword", "predict", str(model), str(folder), "--csv", str(table)]
     while not table.exists():
@@ -354,15 +363,15 @@ def test_killed_csv_is_resumed(model: Path, tmp_path: Path) -> None:
         if kills >= 1 and partial.exists():  # the last row is incomplete
             os.truncate(partial, partial.stat().st_size - 7)
     assert kills >= 1
-    assert table.read_bytes() == whole.read_bytes()
+    assert table.read_bytes() == expected.read_bytes()
     assert not partial.exists()
-    assert sorted(p.name for p in tmp_path.glob("*.csv*")) == ["table.csv", "whole.csv"]
+    assert sorted(p.name for p in tmp_path.glob("*.csv*")) == ["expected.csv", "table.csv"]
 
 
-def test_resumed_csv_holds_only_requested_images(model: Path, data: Path, tmp_path: Path) -> None:
+def test_resumed_csv_contains_only_requested_images(model: Path, data: Path, tmp_path: Path) -> None:
     """Rows that an earlier process wrote for another folder are dropped."""
-    table, whole = tmp_path / "table.csv", tmp_path / "whole.csv"
-    assert run("predict", model, data, "--csv", whole).returncode == 0
+    table, expected = tmp_path / "table.csv", tmp_path / "expected.csv"
+    assert run("predict", model, data, "--csv", expected).returncode == 0
     classifier = Classifier.load(model)
     started = PredictionTable(table, 3, fingerprint(classifier), ["elsewhere.png"])
     with contextlib.suppress(KeyboardInterrupt), started:
@@ -370,7 +379,7 @@ def test_resumed_csv_holds_only_requested_images(model: Path, data: Path, tmp_pa
         raise KeyboardInterrupt
     assert "elsewhere.png" in Path(f"{table}.partial").read_text()
     assert run("predict", model, data, "--csv", table).returncode == 0
-    assert table.read_bytes() == whole.read_bytes()
+    assert table.read_bytes() == expected.read_bytes()
 
 
 def test_csv_of_another_model_is_not_resumed(model: Path, data: Path, tmp_path: Path) -> None:
@@ -379,7 +388,7 @@ def test_csv_of_another_model_is_not_resumed(model: Path, data: Path, tmp_path: 
     Path(f"{table}.partial.json").write_text("{}")
     result = run("predict", model, data, "--csv", table)
     assert result.returncode == 2
-    assert "another model or another --top" in result.stderr
+    assert re.search(r"table\.csv\.partial .*--top", result.stderr), result.stderr
     assert not table.exists()
     assert Path(f"{table}.partial").exists()
 

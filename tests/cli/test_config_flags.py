@@ -48,12 +48,12 @@ def test_parse_field(texts: list[str], value: Any) -> None:
     assert parse_field("--flag", texts) == value
 
 
-def test_a_flag_needs_a_value() -> None:
-    with pytest.raises(ConfigError, match="--depth needs a value"):
+def test_flag_needs_a_value() -> None:
+    with pytest.raises(ConfigError, match="--depth .*value"):
         extract_config_flags(["predict", "--depth"], model_flags())
 
 
-def test_numbers_stop_at_the_first_other_word() -> None:
+def test_numbers_end_at_the_first_other_argument() -> None:
     rest, values = extract_config_flags(["--image-size", "32", "48", "64.png", "x.png"], model_flags())
     assert rest == ["64.png", "x.png"]
     assert values == {"image_size": [32, 48]}

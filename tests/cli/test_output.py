@@ -1,6 +1,7 @@
 """Helpers of the commands: output, exit codes and overwrite checks."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -102,9 +103,9 @@ def test_read_labels(name: str, text: str, labels: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.json", b"[1"), ("a.json", b"{}"), ("a.txt", b"\xff\xfe\x00")])
-def test_wrong_labels_name_the_flag_and_the_file(name: str, content: bytes, tmp_path: Path) -> None:
+def test_invalid_labels_name_the_flag_and_the_file(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"--labels: .*{name}"):
+    with pytest.raises(ConfigError, match=rf"--labels: .*{re.escape(name)}"):
         read_labels(tmp_path / name)
 
 

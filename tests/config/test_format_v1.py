@@ -1,4 +1,4 @@
-"""Folders that patchword 0.1.0 wrote (tests/fixtures/format1) load, predict and resume as they did then."""
+"""Directories written by patchword 0.1.0 (tests/fixtures/format1) load, predict and resume as before."""
 
 import json
 import shutil
@@ -32,17 +32,17 @@ def images(mode: str) -> list[Image.Image]:
 @pytest.mark.parametrize("name", EXPECTED["models"])
 def test_predictions(name: str) -> None:
     expected, classifier = EXPECTED["models"][name], Classifier(read_checkpoint(FORMAT1 / name))
-    given = images(expected["mode"])
+    inputs = images(expected["mode"])
     with torch.inference_mode():
-        logits = classifier.logits(torch.stack([classifier.pixels(image) for image in given]))
+        logits = classifier.logits(torch.stack([classifier.pixels(image) for image in inputs]))
     torch.testing.assert_close(logits, torch.tensor(expected["logits"]), atol=TOLERANCE, rtol=TOLERANCE)
-    for image, scores in zip(given, expected["scores"], strict=True):
+    for image, scores in zip(inputs, expected["scores"], strict=True):
         found = classifier(image, top=3).scores
         assert [score.label for score in found] == [label for label, _ in scores]
         np.testing.assert_allclose([s.probability for s in found], [p for _, p in scores], atol=TOLERANCE)
 
 
-def test_all_that_travels_with_a_model() -> None:
+def test_metadata_of_a_model() -> None:
     found = read_checkpoint(FORMAT1 / "model")
     assert found.labels == ("a", "b", "c", "dé", "e")
     assert found.temperature == 1.7
@@ -59,14 +59,15 @@ def test_all_that_travels_with_a_model() -> None:
     assert read_checkpoint(FORMAT1 / "multi_label").multi_label
 
 
-def test_a_finished_run_is_finished(tmp_path: Path) -> None:
+def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
     shutil.copytree(FORMAT1 / "run_finished", tmp_path / "run")
-    with pytest.raises(ConfigError, match="nothing to resume"):
+    with pytest.raises(ConfigError) as error:
         resume(tmp_path / "run")
+    assert error.value.code == "run_finished"
 
 
-def test_config_holds_what_was_written() -> None:
-    """No value of an old config.json is lost, though its field may have another name today."""
+def test_config_keeps_every_stored_value() -> None:
+    """No value of an old config.json is lost, although fields were renamed."""
     config = read_config(FORMAT1 / "run_unfinished")
     stored = json.loads((FORMAT1 / "run_unfinished/config.json").read_text())["config"]
     assert config.wise_ft_alpha == 1 - stored.pop("start_share")
@@ -74,19 +75,19 @@ def test_config_holds_what_was_written() -> None:
 
 
 def leaves(value: Any) -> Counter[str]:
-    """How often each value occurs at the ends of nested objects, whatever their keys are."""
+    """Counts the leaf values of nested objects, whatever their keys are."""
     if isinstance(value, dict):
         return sum(map(leaves, value.values()), Counter())
     return Counter([json.dumps(value)])
 
 
-def test_an_unfinished_run_resumes(tmp_path: Path) -> None:
-    """It ends as the run that was not stopped: same rows, same model."""
+def test_unfinished_run_resumes(tmp_path: Path) -> None:
+    """It gives the same metrics and the same model as the uninterrupted run."""
     run = tmp_path / "run"
     shutil.copytree(FORMAT1 / "run_unfinished", run)
-    outcome = resume(run)
-    assert outcome is not None
-    assert outcome.steps == 24
+    result = resume(run)
+    assert result is not None
+    assert result.steps == 24
     found, expected = rows(run), EXPECTED["rows"]
     assert [(row["kind"], row["step"]) for row in found] == [(row["kind"], row["step"]) for row in expected]
     for new, old in zip(found, expected, strict=True):

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import typing
 from typing import Any
 
@@ -39,13 +40,13 @@ CLASSES = [
 FIELDS = [(cls, field.name) for cls in CLASSES for field in dataclasses.fields(cls)]
 
 
-def through_json(config: JsonConfig) -> JsonConfig:
+def round_trip(config: JsonConfig) -> JsonConfig:
     return type(config).from_json(json.loads(json.dumps(config.to_json())))
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_defaults_round_trip(cls: type[JsonConfig]) -> None:
-    assert through_json(cls()) == cls()
+    assert round_trip(cls()) == cls()
     assert cls.from_json({}) == cls()
     assert list(cls().to_json()) == [field.name for field in dataclasses.fields(cls)]
 
@@ -53,22 +54,22 @@ def test_defaults_round_trip(cls: type[JsonConfig]) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_round_trip(name: str) -> None:
     config = load_recipe(name)
-    assert through_json(config) == config
+    assert round_trip(config) == config
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_round_trip(name: str) -> None:
-    """Alone, and in the config of a run, where the fields of a JSON object decide which kind of model it is."""
+    """Alone, and in a training config, where the fields of the JSON object determine the type of the model."""
     model = preset(name)
-    assert through_json(model) == model
+    assert round_trip(model) == model
     run = Config(model=model)
-    assert through_json(run) == run
+    assert round_trip(run) == run
     assert type(Config.from_json(run.to_json()).model) is type(model)
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_augmentations_round_trip(name: str) -> None:
-    assert through_json(augmentation(name)) == augmentation(name)
+    assert round_trip(augmentation(name)) == augmentation(name)
 
 
 @pytest.mark.parametrize(("cls", "name"), FIELDS)
@@ -100,34 +101,35 @@ def test_every_field_has_a_docstring(cls: type[JsonConfig], name: str) -> None:
 @pytest.mark.parametrize(
     ("cls", "values", "message"),
     [
-        (OptimConfig, {"lr": "fast"}, "optim.lr must be a number, not 'fast'."),
-        (OptimConfig, {"lr": True}, "optim.lr must be a number, not True."),
-        (OptimConfig, {"lr": float("inf")}, "optim.lr must be a finite number, not inf."),
-        (OptimConfig, {"betas": 0.9}, "optim.betas must be a list, not 0.9."),
-        (OptimConfig, {"betas": [0.9]}, "optim.betas must have 2 entries, not [0.9]."),
-        (OptimConfig, {"betas": [0.9, "x"]}, "optim.betas must be a number, not 'x'."),
-        (OptimConfig, {"name": "adam"}, "optim.name must be one of 'adamw', 'sgd', 'muon', not 'adam'."),
-        (DataConfig, {"source": 3}, "data.source must be a string, not 3."),
-        (DataConfig, {"multi_label": 1}, "data.multi_label must be true or false, not 1."),
-        (Config, {"steps": 1.5}, "steps must be an integer, not 1.5."),
-        (Config, {"steps": "many"}, "steps must be an integer, not 'many'."),
-        (Config, {"image_size": "big"}, "image_size must be an integer or two (height, width), not 'big'."),
-        (Config, {"optim": {"lr": "fast"}}, "optim.lr must be a number, not 'fast'."),
-        (Config, {"optim": 3}, "optim must be a JSON object, not int."),
-        (Config, {"model": {"depth": "x"}}, "model.depth must be an integer, not 'x'."),
-        (Config, {"model": {"layers": [0]}}, "model.layers must be numbers of at least 1, not (0,)."),
+        (OptimConfig, {"lr": "fast"}, r"optim\.lr .*number.* 'fast'\."),
+        (OptimConfig, {"lr": True}, r"optim\.lr .*number.* True\."),
+        (OptimConfig, {"lr": float("inf")}, r"optim\.lr .*number.* inf\."),
+        (OptimConfig, {"betas": 0.9}, r"optim\.betas .*list.* 0\.9\."),
+        (OptimConfig, {"betas": [0.9]}, r"optim\.betas .*\b2\b.* \[0\.9\]\."),
+        (OptimConfig, {"betas": [0.9, "x"]}, r"optim\.betas .*number.* 'x'\."),
+        (OptimConfig, {"name": "adam"}, r"optim\.name .*'adamw', 'sgd', 'muon'.* 'adam'\."),
+        (DataConfig, {"source": 3}, r"data\.source .*string.* 3\."),
+        (DataConfig, {"multi_label": 1}, r"data\.multi_label .*true.*false.* 1\."),
+        (Config, {"steps": 1.5}, r"steps .*integer.* 1\.5\."),
+        (Config, {"steps": "many"}, r"steps .*integer.* 'many'\."),
+        (Config, {"image_size": "big"}, r"image_size .*integer.*\(height, width\).* 'big'\."),
+        (Config, {"optim": {"lr": "fast"}}, r"optim\.lr .*number.* 'fast'\."),
+        (Config, {"optim": 3}, r"optim .*object.* int\."),
+        (Config, {"model": {"depth": "x"}}, r"model\.depth .*integer.* 'x'\."),
+        (Config, {"model": {"layers": [0]}}, r"model\.layers .*\b1\b.* \(0,\)\."),
     ],
 )
 def test_messages(cls: type[JsonConfig], values: dict[str, Any], message: str) -> None:
-    """Full path, rule and value; a section's error is not repeated by the config around it."""
+    """Full path, type or limit, and value; the enclosing config does not repeat the error of a section."""
     with pytest.raises(ConfigError) as error:
         cls.from_json(values)
-    assert str(error.value) == message
+    assert error.value.code == "invalid_config"
+    assert re.fullmatch(message, str(error.value)), str(error.value)
 
 
 @pytest.mark.parametrize("values", [[], "x", 3, None])
 def test_not_an_object(values: Any) -> None:
-    with pytest.raises(ConfigError, match="Config must be a JSON object"):
+    with pytest.raises(ConfigError, match=rf"^Config .*\b{type(values).__name__}\b"):
         Config.from_json(values)
 
 
@@ -144,18 +146,19 @@ def test_unknown_key(cls: type[JsonConfig], key: str, suggestion: str) -> None:
     with pytest.raises(ConfigError) as error:
         cls.from_json({key: 1})
     assert error.value.code == "unknown_field"
-    assert f"has no field {key}. Did you mean {suggestion}?" in str(error.value)
+    assert re.search(rf"\b{key}\b.*\b{suggestion}\?", str(error.value)), str(error.value)
 
 
-def test_unknown_key_without_a_near_one() -> None:
+def test_unknown_key_without_a_similar_one() -> None:
     with pytest.raises(ConfigError) as error:
         DistillConfig.from_json({"zzz": 1})
-    assert "Did you mean" not in str(error.value)
+    assert error.value.code == "unknown_field"
+    assert "?" not in str(error.value)  # no suggestion
     assert "teacher, kind, weight, temperature" in str(error.value)
 
 
 def test_values_are_cast() -> None:
-    """What JSON and the command line give becomes the type of the field."""
+    """Values from JSON or the command line get the type of the field."""
     config = Config.from_json({"epochs": 3, "steps": 4.0, "freeze": ["blocks."], "image_size": 64})
     assert (config.epochs, config.steps, config.freeze, config.image_size) == (3.0, 4, ("blocks.",), (64, 64))
     assert isinstance(config.epochs, float)

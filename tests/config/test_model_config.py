@@ -41,7 +41,7 @@ def test_replace_recomputes_derived_sizes() -> None:
     assert (config.attention_dim, config.num_positioned) == (32, 0)
 
 
-def test_one_number_is_a_square() -> None:
+def test_single_number_is_a_square_size() -> None:
     assert ViTConfig(image_size=64, patch_size=(8, 16)).image_size == (64, 64)
     assert ResNetConfig(image_size=[32, 64]).image_size == (32, 64)
 
@@ -49,8 +49,8 @@ def test_one_number_is_a_square() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"image_size": 33}, ["model.image_size", "height 33", "32 or 40"]),
-        ({"image_size": [32, 33]}, ["model.image_size", "width 33", "32 or 40"]),
+        ({"image_size": 33}, ["model.image_size", "height 33", "32", "40"]),
+        ({"image_size": [32, 33]}, ["model.image_size", "width 33", "32", "40"]),
         ({"image_size": 0}, ["model.image_size", "(0, 0)"]),
         ({"image_size": 32768}, ["model.image_size", "32768"]),
         ({"patch_size": 0}, ["model.patch_size", "(0, 0)"]),
@@ -59,44 +59,44 @@ def test_one_number_is_a_square() -> None:
         ({"depth": -1}, ["model.depth", "-1"]),
         ({"depth": 10**9}, ["model.depth", "1000000000"]),
         ({"depth": True}, ["model.depth", "True"]),
-        ({"num_heads": 0}, ["model.num_heads", "not 0"]),
+        ({"num_heads": 0}, ["model.num_heads", " 0."]),
         ({"num_heads": 5}, ["model.embed_dim 48", "5 heads", "model.head_dim"]),
-        ({"embed_dim": 0}, ["model.embed_dim", "not 0"]),
-        ({"head_dim": 0}, ["model.head_dim", "not 0"]),
-        ({"mlp_dim": 0}, ["model.mlp_dim", "not 0"]),
-        ({"in_channels": 0}, ["model.in_channels", "not 0"]),
+        ({"embed_dim": 0}, ["model.embed_dim", " 0."]),
+        ({"head_dim": 0}, ["model.head_dim", " 0."]),
+        ({"mlp_dim": 0}, ["model.mlp_dim", " 0."]),
+        ({"in_channels": 0}, ["model.in_channels", " 0."]),
         ({"num_classes": -1}, ["model.num_classes", "-1"]),
         ({"num_registers": -1}, ["model.num_registers", "-1"]),
-        ({"window_size": 0}, ["model.window_size", "not 0"]),
+        ({"window_size": 0}, ["model.window_size", " 0."]),
         ({"local_attention_init": 11}, ["model.local_attention_init", "11"]),
         ({"pooling": "max"}, ["model.pooling", "'average'", "'max'"]),
         ({"pooling": "class", "class_token": False}, ["model.pooling 'class'", "model.class_token"]),
-        ({"class_token": 1}, ["model.class_token", "true or false", "not 1"]),
+        ({"class_token": 1}, ["model.class_token", " 1."]),
         ({"dropout": 1.0}, ["model.dropout", "1.0"]),
         ({"drop_path": -0.1}, ["model.drop_path", "-0.1"]),
         ({"patch_dropout": 1.5}, ["model.patch_dropout", "1.5"]),
         ({"norm_eps": 0.0}, ["model.norm_eps", "0.0"]),
         ({"norm_eps": float("nan")}, ["model.norm_eps", "nan"]),
-        ({"pos_embed": "rotary", "head_dim": 6}, ["model.head_dim", "'rotary'", "not 6"]),
-        ({"pos_embed": "sincos", "embed_dim": 6}, ["model.embed_dim", "'sincos'", "not 6"]),
-        ({"pos_embed": "sincos", "embed_dim": 4, "num_heads": 1}, ["model.embed_dim", "at least 8", "not 4"]),
-        ({"pos_embed": "learned_2d", "embed_dim": 9}, ["model.embed_dim", "'learned_2d'", "not 9"]),
+        ({"pos_embed": "rotary", "head_dim": 6}, ["model.head_dim", "'rotary'", " 6."]),
+        ({"pos_embed": "sincos", "embed_dim": 6}, ["model.embed_dim", "'sincos'", " 6."]),
+        ({"pos_embed": "sincos", "embed_dim": 4, "num_heads": 1}, ["model.embed_dim", " 8", " 4."]),
+        ({"pos_embed": "learned_2d", "embed_dim": 9}, ["model.embed_dim", "'learned_2d'", " 9."]),
         ({"pos_embed": "rotary", "patch_dropout": 0.5}, ["model.patch_dropout", "0.5"]),
         ({"attention_pattern": "axial", "patch_dropout": 0.5}, ["model.patch_dropout", "0.5"]),
-        ({"pos_embed_prefix": 2}, ["model.pos_embed_prefix", "prefix tokens", "not 2"]),
+        ({"pos_embed_prefix": 2}, ["model.pos_embed_prefix", " 2."]),
         ({"pos_embed_prefix": -1}, ["model.pos_embed_prefix", "-1"]),
-        ({"pos_embed": "sincos", "pos_embed_prefix": 1}, ["model.pos_embed_prefix", "'sincos'", "not 1"]),
+        ({"pos_embed": "sincos", "pos_embed_prefix": 1}, ["model.pos_embed_prefix", "'sincos'", " 1."]),
         ({"distillation": True, "pooling": "average"}, ["model.distillation"]),
         ({"distillation": True, "pre_logits": 8}, ["model.distillation"]),
         ({"stem": "conv"}, ["model.stem_layers", "[64, 128]"]),
         ({"stem": "conv", "stem_layers": [0]}, ["model.stem_layers", "(0,)"]),
-        ({"stem": "conv", "stem_layers": [8] * 9}, ["model.stem_layers", "8 stages"]),
-        ({"stem": "conv", "stem_layers": [8], "stem_convs": 0}, ["model.stem_convs", "not 0"]),
+        ({"stem": "conv", "stem_layers": [8] * 9}, ["model.stem_layers", " 8 "]),
+        ({"stem": "conv", "stem_layers": [8], "stem_convs": 0}, ["model.stem_convs", " 0."]),
         ({"stem": "resnet", "stem_width": 48}, ["model.stem_width", "32", "48"]),
-        ({"stem": "resnet", "stem_layers": [400, 400], "patch_size": 1}, ["model.stem_layers", "512 units"]),
+        ({"stem": "resnet", "stem_layers": [400, 400], "patch_size": 1}, ["model.stem_layers", " 512 "]),
         ({"stem_layers": [8]}, ["model.stem_layers", "linear", "(8,)"]),
         ({"post_norm": True, "norm_after_pool": True}, ["model.post_norm", "model.norm_after_pool"]),
-        ({"pre_logits": 0}, ["model.pre_logits", "not 0"]),
+        ({"pre_logits": 0}, ["model.pre_logits", " 0."]),
         ({"pos_embed": "relative", "image_size": 4096, "patch_size": 4}, ["GiB", "model.image_size"]),
     ],
     ids=str,
@@ -106,24 +106,25 @@ def test_invalid_vit_config(change: dict[str, Any], expected: list[str]) -> None
     with pytest.raises(ConfigError) as error:
         ViTConfig.from_json({**SMALL, **change})
     assert error.value.code == "invalid_config"
-    assert not [words for words in expected if words not in str(error.value)], str(error.value)
+    assert not [text for text in expected if text not in str(error.value)], str(error.value)
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"layers": []}, "model.layers must be 1 to 8 stages, not ()."),
-        ({"layers": [1] * 9}, "model.layers must be 1 to 8 stages"),
-        ({"layers": [1, 0]}, "model.layers must be numbers of at least 1, not (1, 0)."),
-        ({"layers": [300, 300]}, "model.layers must be at most 512 units in total, not (300, 300)."),
-        ({"width_factor": 17}, "model.width_factor must be between 1 and 16, not 17."),
-        ({"in_channels": 0}, "model.in_channels must be between 1 and 1,024, not 0."),
-        ({"num_classes": -1}, "model.num_classes must be between 0 and 1,000,000, not -1."),
-        ({"image_size": 0}, "model.image_size must be between 1 and 16,384, not (0, 0)."),
-        ({"kind": "wide"}, "model.kind must be one of 'bit', 'cifar', not 'wide'."),
+        ({"layers": []}, ["model.layers", " 8 ", " ()."]),
+        ({"layers": [1] * 9}, ["model.layers", " 8 ", "(1, 1, 1, 1, 1, 1, 1, 1, 1)"]),
+        ({"layers": [1, 0]}, ["model.layers", " 1,", " (1, 0)."]),
+        ({"layers": [300, 300]}, ["model.layers", " 512 ", " (300, 300)."]),
+        ({"width_factor": 17}, ["model.width_factor", " 1 ", " 16,", " 17."]),
+        ({"in_channels": 0}, ["model.in_channels", " 1 ", " 1,024,", " 0."]),
+        ({"num_classes": -1}, ["model.num_classes", " 0 ", " 1,000,000,", " -1."]),
+        ({"image_size": 0}, ["model.image_size", " 1 ", " 16,384,", " (0, 0)."]),
+        ({"kind": "wide"}, ["model.kind", "'bit', 'cifar'", "'wide'"]),
     ],
 )
-def test_invalid_resnet_config(change: dict[str, Any], expected: str) -> None:
+def test_invalid_resnet_config(change: dict[str, Any], expected: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         ResNetConfig.from_json(change)
-    assert str(error.value).startswith(expected)
+    assert error.value.code == "invalid_config"
+    assert not [text for text in expected if text not in str(error.value)], str(error.value)

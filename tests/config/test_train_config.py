@@ -1,5 +1,6 @@
-"""Every validation rule of training configs: the error names the full path and the value."""
+"""Every validation rule of training configs: the error names the full path, the limits and the value."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,65 +9,65 @@ from patchword.config import Config, ViTConfig
 from patchword.errors import ConfigError
 
 INVALID = [
-    ("data.val_fraction", 0, "above 0 and below 1"),
-    ("data.val_fraction", 1, "above 0 and below 1"),
-    ("data.train_fraction", 0, "above 0 and at most 1"),
-    ("data.train_fraction", 1.1, "above 0 and at most 1"),
-    ("data.num_workers", -1, "between 0 and 256"),
-    ("data.num_workers", 257, "between 0 and 256"),
-    ("data.cache_gib", -0.5, "at least 0"),
-    ("augment.flip", 1.5, "between 0 and 1"),
-    ("augment.random_erasing", -0.1, "between 0 and 1"),
-    ("augment.cutout", 2, "between 0 and 1"),
-    ("augment.shift_limit", 1.01, "between 0 and 1"),
-    ("augment.color_jitter", 1.5, "between 0 and 1"),
-    ("augment.mixup", -1, "between 0 and 100"),
-    ("augment.cutmix", 101, "between 0 and 100"),
-    ("augment.randaug_ops", 17, "between 0 and 16"),
-    ("augment.randaug_magnitude", 31, "between 0 and 30"),
-    ("augment.scale", (0.0, 1.0), "two fractions"),
-    ("augment.scale", (0.9, 0.5), "two fractions"),
-    ("augment.scale", (0.5, 1.5), "two fractions"),
-    ("augment.ratio", (0.0, 1.0), "two aspect ratios"),
-    ("augment.ratio", (2.0, 1.0), "two aspect ratios"),
-    ("optim.lr", 0, "above 0"),
-    ("optim.lr", -1, "above 0"),
-    ("optim.muon_lr", 0, "above 0"),
-    ("optim.weight_decay", -0.1, "at least 0"),
-    ("optim.clip_grad_norm", -1, "at least 0"),
-    ("optim.sam_rho", -1, "at least 0"),
-    ("optim.head_lr_scale", -1, "at least 0"),
-    ("optim.betas", (0.9, 1.0), "two numbers, at least 0 and below 1"),
-    ("optim.momentum", 1, "at least 0 and below 1"),
-    ("optim.layer_decay", 0, "above 0 and at most 1"),
-    ("optim.layer_decay", 1.1, "above 0 and at most 1"),
-    ("schedule.warmup_fraction", -0.1, "between 0 and 1"),
-    ("schedule.cooldown_fraction", 1.1, "between 0 and 1"),
-    ("schedule.min_lr_ratio", 2, "between 0 and 1"),
-    ("distill.weight", 1.5, "between 0 and 1"),
-    ("distill.temperature", 0, "above 0"),
-    ("progressive_resize.scale", 0, "above 0 and at most 1"),
-    ("progressive_resize.scale", 1.5, "above 0 and at most 1"),
-    ("progressive_resize.fraction", -1, "between 0 and 1"),
-    ("name", "", "a name without slashes"),
-    ("name", "a/b", "a name without slashes"),
-    ("seed", -1, "at least 0 and below 2**63"),
-    ("seed", 2**63, "at least 0 and below 2**63"),
-    ("epochs", 0, "above 0"),
-    ("steps", 0, "above 0"),
-    ("budget", 0, "above 0 seconds"),
-    ("batch_size", 0, "between 1 and 1,048,576"),
-    ("batch_size", 2**20 + 1, "between 1 and 1,048,576"),
-    ("grad_accum_steps", 3, "a divisor of batch_size 128"),
-    ("grad_accum_steps", 0, "a divisor of batch_size 128"),
-    ("num_threads", 0, "between 1 and 1,024"),
-    ("ema", 1, "at least 0 and below 1"),
-    ("wise_ft_alpha", 0, "above 0 and at most 1"),
-    ("label_smoothing", 1, "at least 0 and below 1"),
-    ("eval_every", 0, "above 0"),
-    ("save_every", -1, "at least 0"),
-    ("keep_last", 0, "at least 1"),
-    ("lora_rank", 1025, "between 0 and 1,024"),
+    ("data.val_fraction", 0, ["0", "1"]),
+    ("data.val_fraction", 1, ["0", "1"]),
+    ("data.train_fraction", 0, ["0", "1"]),
+    ("data.train_fraction", 1.1, ["0", "1"]),
+    ("data.num_workers", -1, ["0", "256"]),
+    ("data.num_workers", 257, ["0", "256"]),
+    ("data.cache_gib", -0.5, ["0"]),
+    ("augment.flip", 1.5, ["0", "1"]),
+    ("augment.random_erasing", -0.1, ["0", "1"]),
+    ("augment.cutout", 2, ["0", "1"]),
+    ("augment.shift_limit", 1.01, ["0", "1"]),
+    ("augment.color_jitter", 1.5, ["0", "1"]),
+    ("augment.mixup", -1, ["0", "100"]),
+    ("augment.cutmix", 101, ["0", "100"]),
+    ("augment.randaug_ops", 17, ["0", "16"]),
+    ("augment.randaug_magnitude", 31, ["0", "30"]),
+    ("augment.scale", (0.0, 1.0), ["fractions"]),
+    ("augment.scale", (0.9, 0.5), ["fractions"]),
+    ("augment.scale", (0.5, 1.5), ["fractions"]),
+    ("augment.ratio", (0.0, 1.0), ["aspect ratios"]),
+    ("augment.ratio", (2.0, 1.0), ["aspect ratios"]),
+    ("optim.lr", 0, ["0"]),
+    ("optim.lr", -1, ["0"]),
+    ("optim.muon_lr", 0, ["0"]),
+    ("optim.weight_decay", -0.1, ["0"]),
+    ("optim.clip_grad_norm", -1, ["0"]),
+    ("optim.sam_rho", -1, ["0"]),
+    ("optim.head_lr_scale", -1, ["0"]),
+    ("optim.betas", (0.9, 1.0), ["0", "1"]),
+    ("optim.momentum", 1, ["0", "1"]),
+    ("optim.layer_decay", 0, ["0", "1"]),
+    ("optim.layer_decay", 1.1, ["0", "1"]),
+    ("schedule.warmup_fraction", -0.1, ["0", "1"]),
+    ("schedule.cooldown_fraction", 1.1, ["0", "1"]),
+    ("schedule.min_lr_ratio", 2, ["0", "1"]),
+    ("distill.weight", 1.5, ["0", "1"]),
+    ("distill.temperature", 0, ["0"]),
+    ("progressive_resize.scale", 0, ["0", "1"]),
+    ("progressive_resize.scale", 1.5, ["0", "1"]),
+    ("progressive_resize.fraction", -1, ["0", "1"]),
+    ("name", "", ["slashes"]),
+    ("name", "a/b", ["slashes"]),
+    ("seed", -1, ["0", "2**63"]),
+    ("seed", 2**63, ["0", "2**63"]),
+    ("epochs", 0, ["0"]),
+    ("steps", 0, ["0"]),
+    ("budget", 0, ["0"]),
+    ("batch_size", 0, ["1", "1,048,576"]),
+    ("batch_size", 2**20 + 1, ["1", "1,048,576"]),
+    ("grad_accum_steps", 3, ["batch_size", "128"]),
+    ("grad_accum_steps", 0, ["batch_size", "128"]),
+    ("num_threads", 0, ["1", "1,024"]),
+    ("ema", 1, ["0", "1"]),
+    ("wise_ft_alpha", 0, ["0", "1"]),
+    ("label_smoothing", 1, ["0", "1"]),
+    ("eval_every", 0, ["0"]),
+    ("save_every", -1, ["0"]),
+    ("keep_last", 0, ["1"]),
+    ("lora_rank", 1025, ["0", "1,024"]),
 ]
 
 
@@ -76,23 +77,23 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return {sections[0]: {name: value}} if sections else {name: value}
 
 
-@pytest.mark.parametrize(("path", "value", "rule"), INVALID)
-def test_out_of_range(path: str, value: Any, rule: str) -> None:
+@pytest.mark.parametrize(("path", "value", "limits"), INVALID)
+def test_out_of_range(path: str, value: Any, limits: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         Config.from_json(nested(path, value))
-    message = str(error.value)
-    assert message.startswith(f"{path} must be {rule}")
-    seen = Config.cast_fields({path: value})[path] if "." not in path else value
-    assert f", not {seen}" in message or f", not {float(seen)}" in message
+    assert error.value.code == "invalid_config"
+    given = [str(value), str(float(value))] if isinstance(value, int) else [str(value)]
+    pattern = " .*".join([re.escape(path), *(rf"\b{re.escape(limit)}\b.*" for limit in limits)])
+    assert re.fullmatch(rf"{pattern} ({'|'.join(map(re.escape, given))})\.", str(error.value)), str(error.value)
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
         ({"steps": 5, "budget": 60}, ["steps 5", "budget 60"]),
-        ({"wise_ft_alpha": 0.5}, ["wise_ft_alpha 0.5", "needs init"]),
+        ({"wise_ft_alpha": 0.5}, ["wise_ft_alpha 0.5", "init"]),
         ({"lora_rank": 4, "freeze": ["blocks."]}, ["lora_rank 4", "freeze"]),
-        ({"freeze": ["first-third"]}, ["'first-third'", "needs init"]),
+        ({"freeze": ["first-third"]}, ["'first-third'", "init"]),
         ({"model": {"distillation": True}, "data": {"source": "digits"}}, ["model.distillation", "distill.teacher"]),
         (
             {"schedule": {"warmup_fraction": 0.6, "cooldown_fraction": 0.5}},
@@ -103,7 +104,8 @@ def test_out_of_range(path: str, value: Any, rule: str) -> None:
 def test_contradictions(values: dict[str, Any], expected: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         Config.from_json(values)
-    assert not [words for words in expected if words not in str(error.value)]
+    assert error.value.code == "invalid_config"
+    assert not [text for text in expected if text not in str(error.value)], str(error.value)
 
 
 @pytest.mark.parametrize(

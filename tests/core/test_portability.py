@@ -37,22 +37,22 @@ def unguarded(tree: ast.AST) -> list[str]:
     """List uses of POSIX-only names outside a `try` and outside functions that check with `hasattr` or `getattr`."""
     found: list[str] = []
 
-    def visit(node: ast.AST, asked: frozenset[str], tried: bool) -> None:
+    def visit(node: ast.AST, checked: frozenset[str], in_try: bool) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            asked |= {
+            checked |= {
                 name.value for call in ast.walk(node)
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
                 and call.func.id in ("hasattr", "getattr") and isinstance(name := call.args[1], ast.Constant)
             }  # fmt: skip
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        found.extend(name for name in names if name.split(".")[0] in POSIX_MODULES and not tried)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and not tried:
+        found.extend(name for name in names if name.split(".")[0] in POSIX_MODULES and not in_try)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and not in_try:
             absent = {"os": POSIX_OS | LINUX_OS, "signal": POSIX_SIGNALS - {"SIG_BLOCK", "SIG_SETMASK"}}
-            if node.attr in absent.get(node.value.id, ()) and node.attr not in asked:
+            if node.attr in absent.get(node.value.id, ()) and node.attr not in checked:
                 found.append(f"{node.value.id}.{node.attr}")
         for child in ast.iter_child_nodes(node):
-            visit(child, asked, tried or (isinstance(node, ast.Try) and child in node.body))
+            visit(child, checked, in_try or (isinstance(node, ast.Try) and child in node.body))
 
     visit(tree, frozenset(), False)
     return found

@@ -123,16 +123,16 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
-    seen: list[tuple[int, int | None]] = []
+    progress: list[tuple[int, int | None]] = []
     target = tmp_path / "new/folder/file"
     result = download(
-        server.url, target, md5=MD5, sha256=SHA256, size=len(CONTENT), on_progress=lambda *a: seen.append(a)
+        server.url, target, md5=MD5, sha256=SHA256, size=len(CONTENT), on_progress=lambda *a: progress.append(a)
     )
     assert result == target
     assert target.read_bytes() == CONTENT
     assert leftovers(target.parent) == ["file"]
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
-    assert seen == sorted(seen)
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
+    assert progress == sorted(progress)
     download(server.url, target, md5=MD5)
     assert len(server.log) == 1
 
@@ -236,10 +236,10 @@ def test_offline_error_explains_the_manual_download(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
     with pytest.raises(DownloadError) as caught:
-        download([url, "http://nowhere.invalid/file"], tmp_path / "file", md5=MD5)
+        download([url, "http://unknown.invalid/file"], tmp_path / "file", md5=MD5)
     message = str(caught.value)
     reason = os.strerror(errno.ECONNREFUSED)
-    for expected in (f"{url}: {reason}", "http://nowhere.invalid/file: ", str(tmp_path / "file"), f"md5 {MD5}"):
+    for expected in (f"{url}: {reason}", "http://unknown.invalid/file: ", str(tmp_path / "file"), f"md5 {MD5}"):
         assert expected in message
 
 
@@ -376,13 +376,13 @@ def test_full_disk_is_reported_and_the_partial_file_kept(server: Server, tmp_pat
 
 
 def test_read_only_folder_is_reported(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir(mode=0o555)
+    (tmp_path / "read-only").mkdir(mode=0o555)
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)  # root can write to read-only folders
     try:
         with pytest.raises(DataError, match=r"Permission denied.*PATCHWORD_CACHE"):
-            download(server.url, tmp_path / "mine/data/file", md5=MD5)
+            download(server.url, tmp_path / "read-only/data/file", md5=MD5)
     finally:
         if root:
             os.seteuid(0)

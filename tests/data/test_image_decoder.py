@@ -76,10 +76,10 @@ def test_pillow_decides_if_simplejpeg_refuses() -> None:
     """Garbage between two segments: libjpeg warns, simplejpeg refuses it, and every viewer shows it."""
     data = PHOTOS["china.jpg"]
     start = data.index(b"\xff\xdb")
-    odd = data[:start] + b"\x00\x01\x02" + data[start:]
-    assert images._decode_simplejpeg(Image.open(io.BytesIO(data)), io.BytesIO(odd), 1) is None
-    seen = load_image(data[:-2] + b"\x00" * 50 + b"\xff\xd9")
-    assert difference(seen, photo()).mean() < 0.1
+    corrupted = data[:start] + b"\x00\x01\x02" + data[start:]
+    assert images._decode_simplejpeg(Image.open(io.BytesIO(data)), io.BytesIO(corrupted), 1) is None
+    decoded = load_image(data[:-2] + b"\x00" * 50 + b"\xff\xd9")
+    assert difference(decoded, photo()).mean() < 0.1
 
 
 def test_simplejpeg_is_not_used_if_the_declared_sizes_differ() -> None:
@@ -144,10 +144,10 @@ def test_orientation_matches_exif_transpose(kind: str, orientation: int) -> None
     exif[0x0112] = orientation
     data = encode(photo().crop((100, 100, 180, 148)), kind, exif=exif)
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)).convert("RGB"))
-    seen = load_image(data)
-    assert seen.size == ((80, 48) if orientation < 5 else (48, 80))
-    assert difference(seen, expected).max() == 0
-    assert ImageOps.exif_transpose(seen).tobytes() == seen.tobytes()  # no orientation is left to be applied twice
+    decoded = load_image(data)
+    assert decoded.size == ((80, 48) if orientation < 5 else (48, 80))
+    assert difference(decoded, expected).max() == 0
+    assert ImageOps.exif_transpose(decoded).tobytes() == decoded.tobytes()  # no orientation is left to be applied twice
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
@@ -177,9 +177,9 @@ def gradient(dtype: Any, top: float) -> np.ndarray:
 def test_16_bit_values_are_scaled(kind: str) -> None:
     data = encode(Image.fromarray(gradient(np.uint16, 65535)), kind)
     assert Image.open(io.BytesIO(data)).mode.startswith("I")
-    seen = load_image(data, mode="L")
-    assert difference(seen, np.arange(256).reshape(16, 16)).max() == 0
-    assert difference(np.asarray(load_image(data))[:, :, 1], seen).max() == 0
+    decoded = load_image(data, mode="L")
+    assert difference(decoded, np.arange(256).reshape(16, 16)).max() == 0
+    assert difference(np.asarray(load_image(data))[:, :, 1], decoded).max() == 0
 
 
 def test_big_endian_sixteen_bit_tiff() -> None:
@@ -230,10 +230,10 @@ def test_palettes_with_and_without_transparency() -> None:
         ({"transparency": b"\xff\x00\xff\x00"}, [colors[0], (255, 255, 255), colors[2], (255, 255, 255)]),
     ]
     for options, expected in cases:
-        seen = load_image(encode(palette, "PNG", **options))
-        assert [seen.getpixel((x, 0)) for x in range(4)] == expected
-    seen = load_image(encode(palette, "GIF", transparency=2))
-    assert [seen.getpixel((x, 0)) for x in range(4)] == [*colors[:2], (255, 255, 255), colors[3]]
+        decoded = load_image(encode(palette, "PNG", **options))
+        assert [decoded.getpixel((x, 0)) for x in range(4)] == expected
+    decoded = load_image(encode(palette, "GIF", transparency=2))
+    assert [decoded.getpixel((x, 0)) for x in range(4)] == [*colors[:2], (255, 255, 255), colors[3]]
     assert load_image(encode(palette, "PNG"), mode="L").getpixel((1, 0)) == 150  # 0.587 x 255
 
 
@@ -293,9 +293,9 @@ def test_first_frame_of_an_animation(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
 def test_one_pixel(kind: str) -> None:
-    seen = load_image(encode(Image.new("RGB", (1, 1), "white"), kind), min_size=(224, 224))
-    assert seen.size == (1, 1)
-    assert seen.getpixel((0, 0)) == (255, 255, 255)
+    decoded = load_image(encode(Image.new("RGB", (1, 1), "white"), kind), min_size=(224, 224))
+    assert decoded.size == (1, 1)
+    assert decoded.getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_to_mode_names_unsupported_color_modes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,11 +316,11 @@ def test_premultiplied_transparency() -> None:
 def test_result_holds_no_open_file(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     photo().save(path)
-    seen = load_image(path)
+    decoded = load_image(path)
     path.unlink()
-    assert type(seen) is Image.Image
-    assert seen.info == {}
-    assert seen.getpixel((0, 0)) == photo().getpixel((0, 0))
+    assert type(decoded) is Image.Image
+    assert decoded.info == {}
+    assert decoded.getpixel((0, 0)) == photo().getpixel((0, 0))
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -361,12 +361,12 @@ def test_max_pixels() -> None:
 def test_no_warning_below_max_pixels() -> None:
     """90 to 100 million pixels: Pillow warns, patchword accepts; the only error is that the file is truncated."""
     for action in ("error", "default"):
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter(action)  # type: ignore[arg-type]
             with pytest.raises(ImageError) as error:
                 load_image(png_bomb(9500, 10000))
             assert error.value.code == "image_damaged"
-            assert seen == []
+            assert caught == []
 
 
 def test_existing_bomb_warning_filter_is_respected() -> None:
@@ -382,14 +382,14 @@ def test_metadata_warnings_are_suppressed() -> None:
     data = encode(Image.new("RGB", (4, 4), "red"), "PNG")
     broken = data[:33] + chunk(b"acTL", struct.pack(">II", 0, 0)) + data[33:]  # after signature and IHDR
     for action in ("error", "default", "always"):
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter(action)  # type: ignore[arg-type]
             if action == "always":
                 Image.open(io.BytesIO(broken)).load()
-                assert seen  # Pillow itself warns
-                seen.clear()
+                assert caught  # Pillow itself warns
+                caught.clear()
             assert load_image(broken).getpixel((0, 0)) == (255, 0, 0)
-            assert seen == []
+            assert caught == []
 
 
 @pytest.mark.parametrize("end", [0.1, 0.5, 0.9, 0.99])
@@ -478,17 +478,17 @@ def test_any_damage_gives_an_image_or_image_error(kind: str, data: st.DataObject
     content = bytearray(SMALL_FILES[kind])
     end = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
     # Headers matter most, so half of the bit flips go there.
-    places = st.one_of(st.integers(0, len(content) - 1), st.integers(0, min(100, len(content) - 1)))
-    for place, bit in data.draw(st.lists(st.tuples(places, st.integers(0, 7)), max_size=6)):
-        content[place] ^= 1 << bit
+    offsets = st.one_of(st.integers(0, len(content) - 1), st.integers(0, min(100, len(content) - 1)))
+    for offset, bit in data.draw(st.lists(st.tuples(offsets, st.integers(0, 7)), max_size=6)):
+        content[offset] ^= 1 << bit
     try:
-        seen = load_image(bytes(content[:end]), min_size=(4, 4), max_pixels=1_000_000)
+        decoded = load_image(bytes(content[:end]), min_size=(4, 4), max_pixels=1_000_000)
     except ImageError as error:
         message = str(error)
     else:
-        assert seen.mode == "RGB"
-        assert seen.width * seen.height <= 1_000_000
-        assert np.asarray(seen).dtype == np.uint8
+        assert decoded.mode == "RGB"
+        assert decoded.width * decoded.height <= 1_000_000
+        assert np.asarray(decoded).dtype == np.uint8
         return
     assert message.startswith("Cannot read <bytes>: ")
 
@@ -504,12 +504,12 @@ def test_decoding_is_thread_safe() -> None:
 
 
 def test_list_images_is_sorted_and_recursive(tmp_path: Path) -> None:
-    wanted = ["a.JPG", "b/c.png", "b/d/e.webp", "z.tiff"]
-    for name in [*wanted, ".hidden.jpg", ".cache/x.jpg", "b/notes.txt", "b/.x/y.png", "jpg"]:
+    expected = ["a.JPG", "b/c.png", "b/d/e.webp", "z.tiff"]
+    for name in [*expected, ".hidden.jpg", ".cache/x.jpg", "b/notes.txt", "b/.x/y.png", "jpg"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.jpg").mkdir()
-    assert list_images(tmp_path) == [tmp_path / name for name in wanted]
+    assert list_images(tmp_path) == [tmp_path / name for name in expected]
     assert list_images(str(tmp_path)) == list_images(tmp_path)
 
 

@@ -86,9 +86,9 @@ def test_crop_is_centered() -> None:
     for height, width in [(101, 301), (301, 101), (151, 151)]:
         values = np.zeros((height, width), dtype=np.uint8)
         values[height // 2, :] = values[:, width // 2] = 255
-        seen = Preprocess((51, 51), mean=(0.5,), std=(0.5,)).resize_and_crop(Image.fromarray(values))[:, :, 0]
-        assert seen.sum(axis=0).argmax() == 25
-        assert seen.sum(axis=1).argmax() == 25
+        output = Preprocess((51, 51), mean=(0.5,), std=(0.5,)).resize_and_crop(Image.fromarray(values))[:, :, 0]
+        assert output.sum(axis=0).argmax() == 25
+        assert output.sum(axis=1).argmax() == 25
 
 
 def test_cover_of_non_square_sizes() -> None:
@@ -133,11 +133,11 @@ def test_normalize_is_bit_equal_to_the_formula() -> None:
     batch = torch.arange(256, dtype=torch.uint8).repeat(9).view(2, 8, 12, 12)[..., :3].contiguous()
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
     expected = (batch.permute(0, 3, 1, 2).float() / 255 - mean) / std
-    seen = preprocess.normalize(batch)
-    assert torch.equal(seen, expected)
-    assert seen.dtype == torch.float32
-    assert seen.is_contiguous()
-    assert seen.shape == (2, 3, 8, 12)
+    output = preprocess.normalize(batch)
+    assert torch.equal(output, expected)
+    assert output.dtype == torch.float32
+    assert output.is_contiguous()
+    assert output.shape == (2, 3, 8, 12)
 
 
 def test_normalize_does_not_change_its_input() -> None:
@@ -158,9 +158,9 @@ def test_l_and_rgb_images_suit_both_kinds_of_models() -> None:
     assert gray.mode == "L"
     assert gray.channels == 1
     assert gray(noise(20, 20)).shape == (1, 16, 16)
-    seen = PLAIN(noise(20, 20, channels=1))
-    assert seen.shape == (3, 224, 224)
-    assert torch.equal(seen[0], seen[1])
+    output = PLAIN(noise(20, 20, channels=1))
+    assert output.shape == (3, 224, 224)
+    assert torch.equal(output[0], output[1])
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "CMYK", "I;16"])

@@ -49,8 +49,8 @@ def test_folder_with_splits(pets: Path) -> None:
     assert splits.test.labels == ("cat", "dog")
     assert splits.test.targets.tolist() == [1]
     assert read_colors(splits.test) == [(0, 99, 0)]
-    seen = read_colors(splits.train) + read_colors(splits.val)
-    assert sorted(seen) == sorted([(200 + i, 0, 0) for i in range(8)] + [(0, 200 + i, 0) for i in range(6)])
+    colors = read_colors(splits.train) + read_colors(splits.val)
+    assert sorted(colors) == sorted([(200 + i, 0, 0) for i in range(8)] + [(0, 200 + i, 0) for i in range(6)])
 
 
 def test_separate_references_for_each_split(pets: Path, tmp_path: Path) -> None:

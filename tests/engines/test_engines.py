@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from patchword.models import ViT
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(engine_trials, "_results", {})
     return tmp_path / "cache"
@@ -66,7 +67,7 @@ def test_int8_rejects_models_without_transformer_blocks(name: str) -> None:
     config = RESNETS["ResNet"]
     tensors = dict(random_model(config).state_dict())
     checkpoint = Checkpoint(config, tensors, Preprocess(config.image_size, mean=HALF, std=HALF))
-    with pytest.raises(ConfigError, match="int8 needs a Vision Transformer"):
+    with pytest.raises(ConfigError, match="int8 .*Vision Transformer"):
         open_engine(name, checkpoint)
     parity = measure_parity(
         *(open_engine(engine, checkpoint)(torch.zeros(2, 32, 32, 3).byte()) for engine in ("torch", "onnx"))
@@ -99,9 +100,9 @@ def test_token_merging_exports_to_onnx(name: str) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "killed by SIGILL"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
-        ("raise ImportError('libfoo.so is not there')", "ImportError: libfoo.so is not there"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "SIGILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("raise ImportError('libfoo.so')", "ImportError: libfoo.so"),
         ("print('hello')", "exit code 0"),
         ("import sys; sys.exit(7)", "exit code 7"),
     ],
@@ -116,24 +117,24 @@ def test_trial_that_hangs_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_trials, "TRIAL_TIMEOUT", 2.0)
     result = engine_trials.run_trial("onnx", "import time; time.sleep(3600)")
     assert not result.works
-    assert "no result within 2 seconds" in result.reason
+    assert "2 seconds" in result.reason
 
 
-def test_permanent_results_are_cached(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    crashed = TrialResult("onnx", False, "its trial was killed by SIGILL", "SIGILL")
-    assert engine_trials.run_trial("onnx", "import os, signal; os.kill(os.getpid(), signal.SIGILL)") == crashed
+def test_permanent_results_are_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crashed = engine_trials.run_trial("onnx", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert (crashed.works, crashed.signal) == (False, "SIGILL")
     monkeypatch.setattr(engine_trials, "_results", {})  # as in another process
     with monkeypatch.context() as patched:
-        patched.setattr(engine_trials.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
+        patched.setattr(engine_trials.subprocess, "run", lambda *_, **__: pytest.fail("ran again"))
         assert engine_trials.run_trials(["onnx"]) == {"onnx": crashed}
-        with pytest.raises(ConfigError, match="does not work on this machine: its trial was killed by SIGILL"):
+        with pytest.raises(ConfigError, match=r"\bonnx .*SIGILL.*patchword doctor"):
             Classifier(make_checkpoint(TINY), "onnx")
-    for path in (own_cache / "engines").iterdir():
+    for path in (cache / "engines").iterdir():
         path.write_text("{")  # damaged: ignored
     assert engine_trials.cached_result("onnx") is None
     engine_trials.run_trial("onnx", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     monkeypatch.setattr(engine_trials, "_results", {})
-    assert engine_trials.cached_result("onnx") is None, "the OOM killer says nothing about the engine"
+    assert engine_trials.cached_result("onnx") is None, "a process killed for lack of memory may work the next time"
 
 
 def test_working_directory_does_not_shadow_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +145,9 @@ def test_working_directory_does_not_shadow_libraries(tmp_path: Path, monkeypatch
 
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "onnx", dataclasses.replace(ENGINES["onnx"], requires=("no_such_thing",)))
+    monkeypatch.setitem(ENGINES, "onnx", dataclasses.replace(ENGINES["onnx"], requires=("no_such_library",)))
     assert "pip install -c constraints.txt '.[export]'" in engine_trials.run_trial("onnx").reason
-    with pytest.raises(ConfigError, match="no_such_thing"):
+    with pytest.raises(ConfigError, match="no_such_library"):
         open_engine("onnx", make_checkpoint(TINY))
 
 
@@ -182,7 +183,7 @@ def test_quick_selection_excludes_engines_that_compile(monkeypatch: pytest.Monke
     monkeypatch.setattr(auto, "rank_engines", lambda _: ["torch-compiled", "torch"])
     monkeypatch.setattr(auto, "try_open", lambda *_: pytest.fail("it was opened"))
     assert auto.select_engine("auto", checkpoint, quick=True).prepared.name == "torch"
-    with pytest.raises(ConfigError, match="again in every process"):
+    with pytest.raises(ConfigError, match="torch-compiled .*compile .*auto"):
         auto.select_engine("torch-compiled", checkpoint, quick=True)
 
 
@@ -225,14 +226,14 @@ def count_builds(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["onnx", "onnx-int8", "openvino-int8"])
-def test_engine_file_is_built_once(name: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_file_is_built_once(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, builds = make_checkpoint(TINY), count_builds(monkeypatch, name)
     assert checkpoint.preprocess is not None
     images = sample_images(checkpoint.preprocess, 6)
     logits = [open_engine(name, checkpoint)(images) for _ in range(2)]
     assert len(builds) == 1
     assert torch.equal(*logits)
-    (file,) = (own_cache / "engines/files").iterdir()
+    (file,) = (cache / "engines/files").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
     assert torch.equal(open_engine(name, checkpoint)(images), logits[0])
     assert len(builds) == 2, "a damaged file is built again"
@@ -243,8 +244,8 @@ def test_engine_file_is_built_once(name: str, own_cache: Path, monkeypatch: pyte
     assert len(builds) == 3
 
 
-def test_unwritable_cache_is_ignored(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_cache.write_text("not a folder")
+def test_unwritable_cache_is_ignored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_text("not a folder")
     builds = count_builds(monkeypatch, "onnx")
     for _ in range(2):
         open_engine("onnx", make_checkpoint(TINY))
@@ -260,7 +261,7 @@ def test_read_only_cache_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_cache.load_file("name") == b"content"
 
 
-def test_least_recently_used_files_are_evicted(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_files_are_evicted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_cache, "MAX_CACHE_BYTES", 3000)
     for number, name in enumerate("abc"):
         engine_cache.store_file(name, bytes(900))
@@ -278,11 +279,11 @@ def test_single_threaded_callers_share_a_session() -> None:
     expected = compute_logits(open_engine("torch", checkpoint), images)
     results: dict[int, torch.Tensor] = {}
 
-    def ask(number: int) -> None:
+    def classify(number: int) -> None:
         set_num_threads(1)
         results[number] = torch.cat([classifier.logits(row[None]) for row in images])
 
-    threads = [threading.Thread(target=ask, args=(k,)) for k in range(4)]
+    threads = [threading.Thread(target=classify, args=(k,)) for k in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -294,7 +295,7 @@ def test_single_threaded_callers_share_a_session() -> None:
     torch.set_num_threads(before)  # the setting leaks into threads that start later
 
 
-def test_smooth_quant_changes_only_ranges() -> None:
+def test_smooth_quant_changes_only_quantization_ranges() -> None:
     """An outlier channel no longer dominates; logits stay the same."""
     checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
@@ -322,10 +323,10 @@ def test_layers_with_outlier_rows_are_scaled() -> None:
     assert isinstance(model, ViT)
     images = checkpoint.preprocess.normalize(sample_images(checkpoint.preprocess, 8))
 
-    def swell(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def enlarge_class_token(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (inputs[0] * torch.where(torch.arange(inputs[0].shape[1]) == 0, 1000.0, 1.0)[:, None],)
 
-    model.blocks[1].mlp.fc2.register_forward_pre_hook(swell)  # type: ignore[union-attr]
+    model.blocks[1].mlp.fc2.register_forward_pre_hook(enlarge_class_token)  # type: ignore[union-attr]
     errors = quantization_errors(model, images)
     worst = max(errors, key=lambda name: errors[name])
     assert worst == "blocks.1.mlp.fc2"
@@ -340,10 +341,10 @@ def test_layers_with_outlier_rows_are_scaled() -> None:
 
 @pytest.mark.slow
 def test_int8_parity_of_a_real_model(ti16: Path, imagenet: Path) -> None:
-    """One layer of ViT-Ti/16 has rows that stick out: without a remedy int8 agrees on 84 of 100 images."""
+    """One layer of ViT-Ti/16 has outlier rows: unless they are scaled, int8 agrees on only 84 of 100 images."""
     files = sorted(imagenet.rglob("*.jpg"))[::16]
-    plain, small = Classifier.load(ti16), Classifier.load(ti16, engine="onnx-int8")
-    rows = [torch.stack([r for r in c.stream(files) if isinstance(r, torch.Tensor)]) for c in (plain, small)]
+    plain, quantized = Classifier.load(ti16), Classifier.load(ti16, engine="onnx-int8")
+    rows = [torch.stack([r for r in c.stream(files) if isinstance(r, torch.Tensor)]) for c in (plain, quantized)]
     parity = measure_parity(*rows)
     assert parity.num_images >= 60
     assert parity.top1_agreement > 0.9
@@ -354,8 +355,8 @@ def test_torch_int8_quantizes_per_token() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 32)
     x = torch.randn(2, 5, 64) * torch.tensor([0.01, 1.0, 100.0, 1.0, 1.0]).view(5, 1)  # tokens of very different scale
-    off = (Int8Linear(linear)(x) - linear(x)).norm(dim=-1) / linear(x).norm(dim=-1)
-    assert off.max() < 0.03, "large tokens do not affect small ones"
+    error = (Int8Linear(linear)(x) - linear(x)).norm(dim=-1) / linear(x).norm(dim=-1)
+    assert error.max() < 0.03, "large tokens do not affect small ones"
 
 
 def test_bench_measures_every_engine() -> None:
@@ -374,14 +375,14 @@ def test_bench_measures_every_engine() -> None:
 def test_bench_command(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint(TINY))
     options = ("--engines", "torch", "--seconds", 0.05)
-    done = run("bench", tmp_path / "model", *options, "--json", "--out", tmp_path / "page")
+    done = run("bench", tmp_path / "model", *options, "--json", "--out", tmp_path / "report")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
     assert row["name"] == "torch"
     assert row["parity"]["top1_agreement"] == 1.0
     assert row["timings"][0]["images_per_second"] > 1
-    assert (tmp_path / "page/report.html").exists()
-    assert (tmp_path / "page/engines.png").exists()
+    assert (tmp_path / "report/report.html").exists()
+    assert (tmp_path / "report/engines.png").exists()
     done = run("bench", tmp_path / "model", "--engines", "warp")
     assert done.returncode == 2
-    assert "there is no engine 'warp'" in done.stderr
+    assert re.search(r"--engines: .*'warp'.*\btorch\b", done.stderr), done.stderr

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -44,12 +45,12 @@ def test_resizing_in_tensors_matches_pillow(interpolation: str, resize: str) -> 
     images = [*sample_photos(6), Image.new("RGB", (3, 70), (9, 200, 90))]
     images.append(images[0].resize((31, 20)))
     for image in images:
-        wanted = preprocess.resize_and_crop(image).astype(int)
+        expected = preprocess.resize_and_crop(image).astype(int)
         planes = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
-        off = np.abs(resize_and_crop(planes, preprocess)[0].permute(1, 2, 0).numpy() - wanted)
+        difference = np.abs(resize_and_crop(planes, preprocess)[0].permute(1, 2, 0).numpy() - expected)
         max_fraction = 0.2 if interpolation == "nearest" else 0.05  # at ties a neighboring row or column may be used
-        assert (off > 0).mean() < max_fraction, f"{(off > 0).mean():.2%} of the pixels differ"
-        assert interpolation == "nearest" or off.max() <= 1
+        assert (difference > 0).mean() < max_fraction, f"{(difference > 0).mean():.2%} of the pixels differ"
+        assert interpolation == "nearest" or difference.max() <= 1
 
 
 @pytest.mark.parametrize("name", ["class", "average", "probe", "distilled", "gray", "hybrid"])
@@ -58,18 +59,18 @@ def test_exportable_model_matches_the_classifier(name: str) -> None:
     checkpoint = make_checkpoint(config)
     pixels = sample_images(checkpoint.preprocess, 3)  # type: ignore[arg-type]
     with torch.no_grad():
-        wanted = Classifier(checkpoint).logits(pixels)
-        torch.testing.assert_close(ExportableModel(checkpoint)(pixels), wanted, atol=1e-4, rtol=1e-4)
+        expected = Classifier(checkpoint).logits(pixels)
+        torch.testing.assert_close(ExportableModel(checkpoint)(pixels), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("ending", "whole"), [(".onnx", False), (".pt2", True), (".xml", True)])
-def test_every_format_is_readable(ending: str, whole: bool, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(TINY)
-    engine = write_export(checkpoint, tmp_path / f"model{ending}", ExportOptions(include_preprocessing=whole))
-    check = check_export(Classifier(checkpoint), engine, ExportOptions(include_preprocessing=whole))
+@pytest.mark.parametrize(("suffix", "include_preprocessing"), [(".onnx", False), (".pt2", True), (".xml", True)])
+def test_every_format_is_readable(suffix: str, include_preprocessing: bool, tmp_path: Path) -> None:
+    checkpoint, options = make_checkpoint(TINY), ExportOptions(include_preprocessing=include_preprocessing)
+    engine = write_export(checkpoint, tmp_path / f"model{suffix}", options)
+    check = check_export(Classifier(checkpoint), engine, options)
     assert check.parity.top1_agreement == 1.0
     assert check.parity.num_images == 48
-    assert check.parity.kl_divergence < (1e-3 if whole else 1e-6)
+    assert check.parity.kl_divergence < (1e-3 if include_preprocessing else 1e-6)
 
 
 def test_broken_export_is_rejected() -> None:
@@ -79,7 +80,7 @@ def test_broken_export_is_rejected() -> None:
     broken = ExportableModel(dataclasses.replace(checkpoint, tensors=tensors)).eval()
     with torch.no_grad():
         broken.get_parameter("model.model.blocks.0.mlp.fc1.weight")[3] += 0.5
-    with pytest.raises(ExportError, match="differ from the model's"), torch.no_grad():
+    with pytest.raises(ExportError, match=r"\b48 images .*\d%"), torch.no_grad():
         check_export(Classifier(checkpoint), lambda pixels: broken(pixels).detach(), ExportOptions())
 
 
@@ -87,10 +88,10 @@ def write_labeled_folder(checkpoint: Checkpoint, folder: Path, count: int = 40) 
     """Photographs in folders named by the model's predictions: its accuracy is 100%."""
     classifier = Classifier(checkpoint)
     for number, image in enumerate(sample_photos(count)):
-        place = folder / classifier(image).label
-        place.mkdir(parents=True, exist_ok=True)
-        image.save(place / f"{number}.png")
-    assert len(list(folder.iterdir())) > 2, "several classes are predicted"
+        class_folder = folder / classifier(image).label
+        class_folder.mkdir(parents=True, exist_ok=True)
+        image.save(class_folder / f"{number}.png")
+    assert len(list(folder.iterdir())) > 2, "more than two classes are predicted"
     return folder
 
 
@@ -108,29 +109,29 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return partial(run_in_process, capsys)
 
 
-RUN_ALONE = """
+RUN_WITHOUT_PATCHWORD = """
 import json, sys
 import numpy, onnxruntime
 from PIL import Image
 assert "torch" not in sys.modules and "patchword" not in sys.modules
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-about = json.loads(session.get_modelmeta().custom_metadata_map["patchword"])
+metadata = json.loads(session.get_modelmeta().custom_metadata_map["patchword"])
 image = numpy.asarray(Image.open(sys.argv[2]).convert("RGB"))[None]
 output = session.run(None, {"pixels": image})[0][0]
-print(json.dumps({"label": about["labels"][int(output.argmax())], "probability": float(output.max())}))
+print(json.dumps({"label": metadata["labels"][int(output.argmax())], "probability": float(output.max())}))
 """
 
 
-def test_another_program_runs_the_file(model: Path, run: Run) -> None:
-    out = model / "whole.onnx"
+def test_file_runs_without_patchword(model: Path, run: Run) -> None:
+    out = model / "with_preprocessing.onnx"
     done = run("export", model / "model", out, "--include-preprocessing", "--verify", model / "data")
     assert done.returncode == 0, done.stderr
     image = next((model / "data").rglob("*.png"))
-    alone = subprocess.run([sys.executable, "-c", RUN_ALONE, out, image], capture_output=True, text=True)
-    output, wanted = json.loads(alone.stdout), Classifier.load(model / "model")(str(image))
-    assert output["label"] == wanted.label
-    assert output["probability"] == pytest.approx(wanted.probability, abs=0.01)
-    check = json.loads((model / "whole.onnx.check.json").read_text())
+    process = subprocess.run([sys.executable, "-c", RUN_WITHOUT_PATCHWORD, out, image], capture_output=True, text=True)
+    output, expected = json.loads(process.stdout), Classifier.load(model / "model")(str(image))
+    assert output["label"] == expected.label
+    assert output["probability"] == pytest.approx(expected.probability, abs=0.01)
+    check = json.loads((model / "with_preprocessing.onnx.check.json").read_text())
     assert check["accuracy"]["before"] == 1.0
     assert check["accuracy"]["after"] >= 0.97
     assert check["bytes"] > 10_000
@@ -141,30 +142,30 @@ def test_int8_accuracy_is_measured(model: Path, run: Run) -> None:
     done = run("export", model / "model", model / "small.onnx", *options)
     assert done.returncode == 0, done.stderr
     assert (model / "small.onnx").exists()
-    assert "accuracy   100.00% before" in done.stdout
+    assert re.search(r"accuracy +100\.00%", done.stdout), done.stdout
     content = (model / "small.onnx").read_bytes()
     assert b"MatMulInteger" in content
 
 
 def test_inaccurate_export_is_not_written(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is opened by an engine that always predicts the same class."""
-    always = torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0]])
-    monkeypatch.setattr(onnx, "OnnxSession", lambda content: lambda pixels: always.expand(len(pixels), -1))
+    constant = torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0]])
+    monkeypatch.setattr(onnx, "OnnxSession", lambda content: lambda pixels: constant.expand(len(pixels), -1))
     out, arguments = model / "lossy.onnx", ("--int8", "--verify", str(model / "data"))
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["export", str(model / "model"), str(out), *arguments])
-    assert left.value.code == 2
+    assert exit_info.value.code == 2
     assert not list(model.glob(".lossy*"))
     assert not list(model.glob("lossy*"))
 
 
 def test_openvino_writes_two_files(model: Path, run: Run) -> None:
-    (model / "ov.bin").write_text("mine")
+    (model / "ov.bin").write_text("existing")
     done = run("export", model / "model", model / "ov.xml")
     assert done.returncode == 2
-    assert "ov.bin already exists" in done.stderr
-    assert (model / "ov.bin").read_text() == "mine"
-    (model / "ov.xml").write_text("an older one")
+    assert re.search(r"ov\.bin .*--overwrite", done.stderr), done.stderr
+    assert (model / "ov.bin").read_text() == "existing"
+    (model / "ov.xml").write_text("existing")
     done = run("export", model / "model", model / "ov.xml", "--overwrite")
     assert done.returncode == 0, done.stderr
     check = json.loads((model / "ov.xml.check.json").read_text())
@@ -198,7 +199,7 @@ def predicted_labels(classifier: Classifier, image: Image.Image) -> list[bool]:
 
 def test_missing_libraries_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs onnx, onnxscript, onnxruntime: in a clone .* '\.\[export\]'"):
+    with pytest.raises(ConfigError, match=r"\.onnx .*onnx, onnxscript, onnxruntime.*'\.\[export\]'"):
         write_export(make_checkpoint(TINY), model / "none.onnx", ExportOptions())
 
 
@@ -230,45 +231,46 @@ def test_tome_flags(model: Path, run: Run) -> None:
         assert check["accuracy"]["n"]
     done = run("export", model / "model", model / "less.onnx", "--tome-ratio", 0.01, *arguments)
     assert done.returncode == 2
-    assert "less than one patch" in done.stderr
+    assert "--tome-ratio 0.01" in done.stderr
     assert not (model / "less.onnx").exists()
 
 
-def wrong_requests(model: Path) -> dict[str, tuple[list[object], str]]:
+def invalid_requests(model: Path) -> dict[str, tuple[list[object], str]]:
     single = model / "single/0"
     single.mkdir(parents=True, exist_ok=True)
     shutil.copy(next((model / "data").rglob("*.png")), single / "one.png")
     return {
         "one image": (
             [model / "model", model / "x.onnx", "--tome-max-drop", 1, "--verify", single.parent],
-            "at least two images",
+            r"^patchword: --tome-max-drop .*--verify",
         ),
-        "ending": ([model / "model", model / "x.tflite"], "*.onnx, *.pt2"),
+        "suffix": ([model / "model", model / "x.tflite"], r"x\.tflite: .*\*\.onnx, \*\.pt2"),
         "int8 unverified": ([model / "model", model / "x.onnx", "--int8"], "--verify DATA"),
-        "int8 pt2": ([model / "model", model / "x.pt2", "--int8", "--verify", model / "data"], "always fp32"),
-        "merge twice": (
+        "int8 pt2": ([model / "model", model / "x.pt2", "--int8", "--verify", model / "data"], r"--int8 .*\.pt2"),
+        "two ToMe flags": (
             [model / "model", model / "x.onnx", "--tome-ratio", 0.1, "--tome-max-drop", 1, "--verify", model],
-            "exclude each other",
+            r"^patchword: --tome-ratio .*--tome-max-drop",
         ),
-        "calibrate": ([model / "model", model / "x.onnx", "--calibration-data", model], "needs --int8"),
-        "exists": ([model / "model", model / "taken.onnx"], "already exists"),
-        "whole int8 xml": (
+        "calibrate": ([model / "model", model / "x.onnx", "--calibration-data", model], "--calibration-data .*--int8"),
+        "exists": ([model / "model", model / "taken.onnx"], r"taken\.onnx .*--overwrite"),
+        "int8 xml with preprocessing": (
             [model / "model", model / "x.xml", "--int8", "--include-preprocessing", "--verify", model],
-            "leave out --include-preprocessing",
+            r"\.xml .*--include-preprocessing.*\.onnx",
         ),
     }
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["ending", "int8 unverified", "int8 pt2", "merge twice", "calibrate", "exists", "whole int8 xml", "one image"],
-)
-def test_wrong_requests_exit_with_2(case: str, model: Path, run: Run) -> None:
-    arguments, message = wrong_requests(model)[case]
+CASES = ("suffix", "int8 unverified", "int8 pt2", "two ToMe flags", "calibrate", "exists")
+CASES += ("int8 xml with preprocessing", "one image")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_invalid_requests_exit_with_2(case: str, model: Path, run: Run) -> None:
+    arguments, message = invalid_requests(model)[case]
     (model / "taken.onnx").touch()
     done = run("export", *arguments)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert re.search(message, done.stderr, re.MULTILINE), done.stderr
     assert "Traceback" not in done.stderr
     assert not list(model.glob("x.*"))
 

@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return write_color_folder(tmp_path / "data")
 
 
-def test_metrics_by_hand(folder: Path) -> None:
+def test_metrics_of_known_predictions(folder: Path) -> None:
     result = evaluate(Classifier(color_checkpoint()), folder)
     assert (result.metrics["n"], len(result.skipped)) == (13, 1)
     assert result.metrics["top1"] == pytest.approx(12 / 13)
@@ -35,7 +35,7 @@ def test_metrics_by_hand(folder: Path) -> None:
     assert (Path(mistake["name"]).name, mistake["true"], mistake["predicted"]) == ("wrong.png", "red", "blue")
 
 
-def test_the_document(folder: Path) -> None:
+def test_json_document(folder: Path) -> None:
     document = evaluate(Classifier(color_checkpoint()), folder).to_json()
     assert document["split"] == ""
     assert document["skipped"] == 1 == len(document["errors"])
@@ -58,12 +58,12 @@ def test_compare_to(folder: Path) -> None:
 def test_no_readable_image(tmp_path: Path) -> None:
     (tmp_path / "red").mkdir()
     (tmp_path / "red/a.jpg").write_bytes(b"no")
-    with pytest.raises(DataError, match=r"None of the 1 images .*a\.jpg"):
+    with pytest.raises(DataError, match=r"\b1 images .*a\.jpg"):
         evaluate(Classifier(color_checkpoint()), tmp_path)
 
 
 def test_unlabeled_images_cannot_be_evaluated(folder: Path) -> None:
-    with pytest.raises(DataError, match="Labeled images"):
+    with pytest.raises(DataError, match="^Labeled"):
         evaluate(Classifier(color_checkpoint()), [InputImage("a", folder / "red/0.png")])
     with pytest.raises(DataError) as multi_label:
         evaluate(Classifier(color_checkpoint()), [InputImage("a", folder / "red/0.png", ("red", "blue"))])

@@ -71,17 +71,17 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         if self.server.refusal:
-            self.answer(*self.server.refusal, b"")
+            self.respond(*self.server.refusal, b"")
         elif path == f"/api/models/{REPO}/revision/main":
-            self.answer(200, {"Content-Type": "application/json"}, json.dumps(self.server.listing()).encode())
+            self.respond(200, {"Content-Type": "application/json"}, json.dumps(self.server.listing()).encode())
         elif path.startswith(f"/api/models/{REPO}/"):
-            self.answer(404, {"X-Error-Code": "RevisionNotFound"}, b"")
+            self.respond(404, {"X-Error-Code": "RevisionNotFound"}, b"")
         elif path.startswith(f"/{REPO}/resolve/{self.server.commit}/"):
             self.send_file(path.rpartition("/")[2])
         else:
-            self.answer(404, {"X-Error-Code": "RepoNotFound"}, b"")
+            self.respond(404, {"X-Error-Code": "RepoNotFound"}, b"")
 
-    def answer(self, status: int, headers: dict[str, str], body: bytes, send: int | None = None) -> None:
+    def respond(self, status: int, headers: dict[str, str], body: bytes, send: int | None = None) -> None:
         self.send_response(status)
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(key, value)
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         cut, reset = None, False
         if self.command == "GET" and name == WEIGHTS and self.server.cuts:
             cut, reset = self.server.cuts.pop(0)
-        self.answer(status, headers | self.server.headers, body, cut)
+        self.respond(status, headers | self.server.headers, body, cut)
         if reset:
             self.wfile.flush()
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -124,6 +124,7 @@ RENAMED_KEYS: dict[str, str] = {
 # Every key that documents got since then, with its type: "document:[].path.to.key" -> "number", in the new names.
 ADDED_KEYS: dict[str, str] = {
     "doctor:[].code": "string",
+    "predict:[].code": "string",
     "export:unreadable": "array",
     "serve_attention:results[].code": "string",
     "serve_embed:results[].code": "string",

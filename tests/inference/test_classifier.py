@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return write_color_folder(tmp_path / "data")
 
 
-def test_an_image_in_any_form(folder: Path) -> None:
+def test_all_types_of_image_input(folder: Path) -> None:
     classifier = Classifier(color_checkpoint())
     path = folder / "green/1.png"
     pillow = Image.open(path)
@@ -44,7 +44,7 @@ def test_temperature_changes_the_probability_but_not_the_class(folder: Path) -> 
     assert prediction.probability == pytest.approx(math.e / (math.e + 2 / math.e), abs=1e-5)
 
 
-def test_an_unreadable_image_raises_an_image_error(folder: Path) -> None:
+def test_unreadable_image_raises_an_image_error(folder: Path) -> None:
     with pytest.raises(ImageError) as refused:
         Classifier(color_checkpoint())(folder / "green/broken.jpg")
     assert refused.value.code == "image_damaged"
@@ -89,7 +89,7 @@ def test_prefetch_raises_internal_errors() -> None:
 
 
 @pytest.mark.parametrize("image", [np.zeros((8, 8, 3)), np.zeros((8, 8, 2), np.uint8), 3.5])
-def test_what_is_not_an_image(image: Any) -> None:
+def test_unsupported_inputs(image: Any) -> None:
     with pytest.raises(ImageError) as refused:
         Classifier(color_checkpoint())(image)
     assert refused.value.code == "image_unsupported"
@@ -97,7 +97,7 @@ def test_what_is_not_an_image(image: Any) -> None:
 
 def test_top_must_be_positive() -> None:
     classifier = Classifier(color_checkpoint())
-    with pytest.raises(ConfigError, match="top must be at least 1"):
+    with pytest.raises(ConfigError, match=r"\btop\b.*\b1\b.*\b0\b"):
         classifier(Image.new("RGB", (8, 8)), top=0)
     assert repr(classifier) == "Classifier(ViT, 3 classes, 16x16)"
 
@@ -110,7 +110,7 @@ def test_models_that_cannot_classify() -> None:
         assert refused.value.code == "unsupported_by_model"
 
 
-def test_a_grayscale_model_reads_color_images(folder: Path) -> None:
+def test_grayscale_model_reads_color_images(folder: Path) -> None:
     gray = Classifier(color_checkpoint().adapt(in_channels=1))
     assert gray.pixels(folder / "green/0.png").shape == (16, 16, 1)
     assert len(gray(folder / "green/0.png").scores) == 3
@@ -127,7 +127,7 @@ def test_probabilities_and_default_labels() -> None:
     assert class_labels(unlabeled.adapt(num_classes=2)) == ("0", "1")
 
 
-def test_a_real_photo_with_real_weights(ti16: Path) -> None:
+def test_real_photo_with_real_weights(ti16: Path) -> None:
     classifier = Classifier.load(ti16)
     flower = classifier(Image.fromarray(load_sample_image("flower.jpg")))
     assert "daisy" in [score.label for score in flower.scores]
@@ -148,7 +148,7 @@ def test_wrong_channel_statistics_cost_a_third_of_the_accuracy(ti16: Path, image
 
 
 @pytest.mark.slow
-def test_the_same_weights_in_every_format_give_the_same_logits(ti16: Path, imagenet: Path, tmp_path: Path) -> None:
+def test_same_weights_in_every_format_give_the_same_logits(ti16: Path, imagenet: Path, tmp_path: Path) -> None:
     files = sorted(imagenet.glob("*/*.jpg"))[::50]
     original = Classifier.load(ti16)
     expected = torch.stack([r for r in original.stream(files) if isinstance(r, torch.Tensor)])
@@ -159,8 +159,8 @@ def test_the_same_weights_in_every_format_give_the_same_logits(ti16: Path, image
     for family, name in names.items():
         write_checkpoint(tmp_path / name, original.checkpoint, family)
         fields = {} if family in ("patchword", "timm", "transformers") else {"activation": "gelu"}
-        again = Classifier(read_checkpoint(tmp_path / name, **fields).with_metadata(**preprocess))
-        logits = torch.stack([r for r in again.stream(files) if isinstance(r, torch.Tensor)])
+        converted = Classifier(read_checkpoint(tmp_path / name, **fields).with_metadata(**preprocess))
+        logits = torch.stack([r for r in converted.stream(files) if isinstance(r, torch.Tensor)])
         torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4, msg=family)
         assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
@@ -172,13 +172,13 @@ def test_find_class() -> None:
     with pytest.raises(ConfigError) as ambiguous:
         find_class(["Aa", "aA"], "AA")
     assert ambiguous.value.code == "ambiguous_class"
-    with pytest.raises(ConfigError, match="Did you mean goldfish") as unknown:
+    with pytest.raises(ConfigError, match=r"'goldfich'.*\bgoldfish\?") as unknown:
         find_class(labels, "goldfich")
     assert unknown.value.code == "unknown_class"
 
 
 def test_samples_of_datasets_are_decoded_no_larger_than_needed(folder: Path) -> None:
-    """As files are, so that an image has the same pixels whichever way it is given."""
+    """As files are, so that the pixels of an image do not depend on how it is given."""
     classifier, requested = Classifier(color_checkpoint()), []
 
     def read(mode: Any, min_size: tuple[int, int] | None = None) -> Image.Image:

@@ -1,4 +1,4 @@
-"""The one resolver of inputs: files, folders, patterns, datasets and images in memory."""
+"""Resolution of inputs: files, folders, patterns, datasets and images in memory."""
 
 import csv
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_files_folders_and_patterns(folder: Path) -> None:
     assert all(image.label is None and image.labels == () for image in images)
 
 
-@pytest.mark.parametrize("reference", ["*.png", "nothing-of-this-name"])
+@pytest.mark.parametrize("reference", ["*.png", "missing-folder"])
 def test_references_that_match_nothing(reference: str, tmp_path: Path) -> None:
     with pytest.raises(DataError):
         resolve_images([str(tmp_path / reference)])
@@ -51,14 +51,14 @@ def test_images_in_memory(folder: Path) -> None:
     assert {classifier(image.image).label for image in images} == {"blue"}
 
 
-def test_a_dataset_by_name_has_labels_and_a_split() -> None:
+def test_named_dataset_has_labels_and_a_split() -> None:
     unlabeled, labeled = resolve_images(["digits"]), resolve_labeled_images("digits")
     assert [image.name for image in unlabeled] == [image.name for image in labeled]
     assert {image.split for image in labeled} == {"test"}
     assert {image.label for image in labeled} == set("0123456789")
 
 
-def test_a_csv_list(folder: Path) -> None:
+def test_csv_list(folder: Path) -> None:
     with (folder / "list.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "label"), ("red/0.png", "red"), ("blue/1.png", "blue")])
     for images in (resolve_images([folder / "list.csv"]), resolve_labeled_images(folder / "list.csv")):
@@ -88,7 +88,7 @@ def test_sample_evenly(limit: int, expected: list[int]) -> None:
     assert sample_evenly(range(10), limit) == expected
 
 
-def test_a_batch_lists_what_cannot_be_read(folder: Path) -> None:
+def test_image_batch_lists_unreadable_images(folder: Path) -> None:
     batch = load_image_batch(Classifier(color_checkpoint()), resolve_images([folder / "green"]), num_originals=2)
     assert batch.pixels.shape == (4, 16, 16, 3)
     assert len(batch.names) == 4

@@ -43,7 +43,7 @@ def test_results_of_readable_and_unreadable_images(folder: Path) -> None:
     assert results[0]["predictions"][0]["label"] == "blue"
 
 
-def test_the_printed_class_is_explained_and_images_are_decoded_once(
+def test_predicted_class_is_explained_and_images_are_decoded_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's top class is blue for red images, PyTorch's is red: the explanation is of blue."""
@@ -62,13 +62,13 @@ def test_the_printed_class_is_explained_and_images_are_decoded_once(
     monkeypatch.setattr(explanation_images, "explain", record_class)
     classifier = reversed_classifier()
     images = resolve_images([folder / "red/0.png", folder / "blue/0.png", folder / "green/broken.jpg"])
-    writer = ExplanationWriter(classifier, images, tmp_path / "why")
+    writer = ExplanationWriter(classifier, images, tmp_path / "explanations")
     results = list(predict_images(classifier, images, 1, writer))
     assert [result["predictions"][0]["label"] for result in results[:2]] == ["blue", "red"]
     assert explained == [result["predictions"][0]["index"] for result in results[:2]] == [2, 0]
     assert "error" in results[2]
     assert sorted(map(str, decoded)) == sorted(str(image.image) for image in images)
-    assert sorted(path.name for path in (tmp_path / "why").iterdir()) == ["0-2.png", "0.png"]
+    assert sorted(path.name for path in (tmp_path / "explanations").iterdir()) == ["0-2.png", "0.png"]
     assert writer.num_written == 2
 
 
@@ -77,24 +77,25 @@ def test_explanations_do_not_overwrite(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError) as refused:
         ExplanationWriter(classifier, images, folder / "red")
     assert refused.value.code == "output_exists"
-    with pytest.raises(OutputError, match="input images"):
+    with pytest.raises(OutputError, match=r"red/\w+\.png .*input images") as refused:
         ExplanationWriter(classifier, images, folder / "red", overwrite=True)
+    assert refused.value.code == "output_exists"
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError):
-        ExplanationWriter(classifier, images, tmp_path / "file/why")
+    with pytest.raises(OutputError) as refused:
+        ExplanationWriter(classifier, images, tmp_path / "file/explanations")
 
 
 def test_on_prediction_gets_the_full_image(folder: Path) -> None:
-    seen = []
+    recorded = []
 
     def record(image: InputImage, decoded: DecodedImage, prediction: Prediction) -> None:
-        seen.append((decoded.image.size, decoded.pixels.shape, prediction.label))
+        recorded.append((decoded.image.size, decoded.pixels.shape, prediction.label))
 
     list(predict_images(Classifier(color_checkpoint()), resolve_images([folder / "blue/3.png"]), 1, record))
-    assert seen == [((23, 30), (16, 16, 3), "blue")]
+    assert recorded == [((23, 30), (16, 16, 3), "blue")]
 
 
-def test_a_table_resumes_after_an_interrupt(folder: Path, tmp_path: Path) -> None:
+def test_table_resumes_after_an_interrupt(folder: Path, tmp_path: Path) -> None:
     classifier, images, table = Classifier(color_checkpoint()), resolve_images([folder]), tmp_path / "t.csv"
     calls = iter(range(100))
 

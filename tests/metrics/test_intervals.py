@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, hand-made cases and simulations."""
+"""Metrics against scikit-learn, manually computed cases and simulations."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_per_class_metrics_agree_with_scikit_learn() -> None:
     np.testing.assert_array_equal(matrix.sum(axis=0), np.bincount(predicted, minlength=6))
 
 
-def test_a_class_that_does_not_occur_does_not_count() -> None:
+def test_classes_without_images_are_ignored() -> None:
     metrics = per_class_metrics(np.array([0, 0, 1]), np.array([0, 1, 1]), 3)
     assert metrics.balanced_accuracy == pytest.approx(0.75)
     assert np.isnan(metrics.recall[2])
@@ -63,7 +63,7 @@ def test_brier_score_agrees_with_scikit_learn() -> None:
 def test_calibration_errors() -> None:
     confidences = np.array([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
     correct = np.array([1, 1, 1, 0, 1, 0])
-    # Two bins of width: |0.95 - 0.75| for four images, |0.55 - 0.5| for two.
+    # Two bins of equal width: |0.95 - 0.75| for four images, |0.55 - 0.5| for two.
     expected = (4 * 0.2 + 2 * 0.05) / 6
     assert calibration_error(equal_width_bins(confidences, correct)) == pytest.approx(expected)
     assert expected_calibration_error(confidences, correct) == pytest.approx(expected)
@@ -75,7 +75,7 @@ def test_calibration_errors() -> None:
 
 
 @pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
-def test_fit_temperature_recovers_the_true_one(true: float) -> None:
+def test_fit_temperature_recovers_the_true_temperature(true: float) -> None:
     """Labels are drawn from softmax(logits / T); the fit returns T and fixes the calibration."""
     logits = RNG.normal(size=(20_000, 8)) * 3
     probabilities = np.exp(logits / true)
@@ -93,13 +93,13 @@ def test_fit_temperature_recovers_the_true_one(true: float) -> None:
     assert true == 1.0 or error(1.0) > 3 * error(result)
 
 
-@pytest.mark.parametrize(("count", "least", "most"), [(20, 0.9820, 0.99), (2000, 0.99, 0.9999)])
-def test_the_prior_keeps_the_temperature_of_few_images_moderate(count: int, least: float, most: float) -> None:
+@pytest.mark.parametrize(("count", "low", "high"), [(20, 0.9820, 0.99), (2000, 0.99, 0.9999)])
+def test_prior_regularizes_the_temperature_of_few_images(count: int, low: float, high: float) -> None:
     targets = np.arange(count) % 2
     logits = np.where(np.eye(2)[targets] > 0, 2.0, -2.0)
     scaled = np.exp(logits / fit_temperature(logits, targets))
     confidence = (scaled.max(axis=1) / scaled.sum(axis=1)).mean()
-    assert least < confidence < most
+    assert low < confidence < high
 
 
 def test_bootstrap_intervals_cover() -> None:
@@ -118,8 +118,10 @@ def test_wilson_agrees_with_its_closed_form() -> None:
     for hits, n in ((0, 10), (7, 10), (10, 10), (81, 263), (9431, 10_000)):
         rate = hits / n
         center = (rate + z * z / (2 * n)) / (1 + z * z / n)
-        reach = z * np.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        np.testing.assert_allclose(wilson(rate, n), (max(0, center - reach), min(1, center + reach)), atol=1e-12)
+        half_width = z * np.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        np.testing.assert_allclose(
+            wilson(rate, n), (max(0, center - half_width), min(1, center + half_width)), atol=1e-12
+        )
 
 
 def test_bootstraps_are_quantiles_of_draws_with_replacement() -> None:
@@ -131,9 +133,9 @@ def test_bootstraps_are_quantiles_of_draws_with_replacement() -> None:
     def statistics(rows: np.ndarray) -> np.ndarray:
         return np.array([values[rows].mean(), values[rows].max()])
 
-    mean, most = bootstrap_statistics(statistics, 300, rounds=500, seed=3)
+    mean, maximum = bootstrap_statistics(statistics, 300, rounds=500, seed=3)
     np.testing.assert_allclose(mean, expected, atol=1e-12)
-    np.testing.assert_allclose(most, np.quantile(draws.max(axis=1), [0.025, 0.975]), atol=1e-12)
+    np.testing.assert_allclose(maximum, np.quantile(draws.max(axis=1), [0.025, 0.975]), atol=1e-12)
     assert bootstrap_mean(np.array([0.5])) == (0.5, 0.5)
     assert bootstrap_statistics(lambda rows: np.array([7.0, 8.0])[: len(rows) + 1], 1) == [(7.0, 7.0), (8.0, 8.0)]
 
@@ -146,14 +148,14 @@ def test_average_precision_by_definition() -> None:
         assert average_precision(scores, targets) == pytest.approx(np.mean(precisions), abs=1e-12)
 
 
-def test_the_paired_test_has_the_right_size_and_power() -> None:
+def test_size_and_power_of_the_paired_test() -> None:
     """Under the null it rejects in at most 5% of cases; a real difference is detected."""
-    wrong = 0
+    num_rejected = 0
     for _ in range(400):
         base = RNG.random(300) < 0.8
         first, second = (np.where(RNG.random(300) < 0.1, RNG.random(300) < 0.8, base) for _ in range(2))
-        wrong += compare_paired(first, second).p_value < 0.05
-    assert wrong / 400 <= 0.07  # exact tests are conservative
+        num_rejected += compare_paired(first, second).p_value < 0.05
+    assert num_rejected / 400 <= 0.07  # exact tests are conservative
     base = RNG.random(2000) < 0.8
     better = base | (RNG.random(2000) < 0.15)
     result = compare_paired(base, better)
@@ -172,8 +174,8 @@ def test_multi_label_metrics_agree_with_scikit_learn() -> None:
     logits, targets = RNG.normal(size=(80, 5)), RNG.integers(0, 2, (80, 5))
     targets[:, 4] = 0  # this label does not occur
     accumulated = MultiLabelMetrics()
-    for row, truth in zip(logits, targets, strict=True):
-        accumulated.update(torch.from_numpy(row[None]), np.flatnonzero(truth).tolist())
+    for row, target in zip(logits, targets, strict=True):
+        accumulated.update(torch.from_numpy(row[None]), np.flatnonzero(target).tolist())
     metrics, intervals = accumulated.compute_with_intervals(5)
     expected = oracle.average_precision_score(targets[:, :4], logits[:, :4], average="macro")
     assert metrics["map"] == pytest.approx(expected)
@@ -210,7 +212,7 @@ def test_class_intervals_cover(classes: int, each: int) -> None:
     assert 0.88 <= np.mean(covered) <= 1.0, np.mean(covered)
 
 
-def test_the_interval_of_a_calibration_error_can_reach_zero() -> None:
+def test_interval_of_the_calibration_error_can_reach_zero() -> None:
     """A perfectly calibrated model: its calibration error is due to chance."""
     confidence = RNG.uniform(0.5, 1.0, 800)
     targets = (RNG.random(800) > confidence).astype(int)  # class 0 is predicted, and is correct with that probability

@@ -1,4 +1,4 @@
-"""A model optimized for CPUs computes what the plain model computes, and hides nothing from hooks."""
+"""A model optimized for CPUs gives the same outputs as the plain model, and its hooks still work."""
 
 import copy
 import itertools
@@ -27,16 +27,16 @@ from patchword.training.lora import add_lora
 needs_bf16 = pytest.mark.skipif(not probe_capabilities().bf16_works, reason="this processor cannot compute in bf16")
 
 
-def pair(**options: object) -> tuple[ViT, ViT]:
-    """The same model twice, plain and optimized."""
+def make_pair(**options: object) -> tuple[ViT, ViT]:
+    """The same model, plain and optimized."""
     model = make_vit(**options)
     return model, optimize_for_cpu(copy.deepcopy(model))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_optimized_equals_plain(option: str) -> None:
-    """Logits with and without gradients, and the gradients, which are bit-identical in fp32; names of tensors, too."""
-    plain, fast = pair(**OPTIONS[option])
+    """Logits with and without gradients, bit-identical fp32 gradients, and names of tensors."""
+    plain, fast = make_pair(**OPTIONS[option])
     images = random_images(plain)
     assert any(isinstance(m, CPUAttention) for m in fast.modules())
     assert list(fast.state_dict()) == list(plain.state_dict())
@@ -53,8 +53,8 @@ def test_optimized_equals_plain(option: str) -> None:
 @needs_bf16
 @pytest.mark.parametrize("option", ["plain", "relative", "axial", "local", "rotary", "map"])
 def test_training_in_bf16_equals_the_fused_kernel(option: str) -> None:
-    """Attention with gradients is computed in steps: outputs and gradients, of inputs and weights."""
-    plain, fast = pair(**OPTIONS[option])
+    """Outputs, and gradients of inputs and weights: attention with gradients is not computed by the fused kernel."""
+    plain, fast = make_pair(**OPTIONS[option])
     x = torch.randn(2, plain.config.num_prefix + plain.config.num_patches, 48) * 0.3
     found = []
     for model in (plain, fast):
@@ -69,8 +69,8 @@ def test_training_in_bf16_equals_the_fused_kernel(option: str) -> None:
 
 
 @needs_bf16
-def test_dropout_of_attention_stays() -> None:
-    """Attention in steps has no dropout; where there is some, the fused kernel computes it."""
+def test_attention_dropout_is_applied() -> None:
+    """The stepwise attention has no dropout, so the fused kernel is used with dropout."""
     attend = optimize_for_cpu(make_vit(dropout=0.5)).blocks[0].attention.attend.train()
     q, k = torch.randn(2, 2, 3, 17, 16, dtype=torch.bfloat16, requires_grad=True)
     v = torch.ones_like(k)
@@ -78,17 +78,17 @@ def test_dropout_of_attention_stays() -> None:
     assert (attend.train()(q, k, v) - v).abs().max() > 0.3
 
 
-def test_only_the_known_classes_are_swapped() -> None:
-    """A subclass may compute something else; an attention pool has no fast path, and keeps the kernel it has."""
+def test_only_known_classes_are_replaced() -> None:
+    """A subclass may compute something else; an attention pool has no fast path and keeps its kernel."""
 
-    class Special(Attention):
+    class CustomAttention(Attention):
         pass
 
     model = make_vit(pooling="attention")
-    model.blocks[1].attention.__class__ = Special
+    model.blocks[1].attention.__class__ = CustomAttention
     optimize_for_cpu(model)
     kinds = [type(block.attention) for block in model.blocks]
-    assert kinds == [CPUAttention, Special, CPUAttention]
+    assert kinds == [CPUAttention, CustomAttention, CPUAttention]
     assert type(model.blocks[1].mlp) is CPUMLP
     assert type(model.blocks[0].attention.attend) is CPUScaledDotProductAttention
     assert type(model.pool.attend) is ScaledDotProductAttention
@@ -97,58 +97,58 @@ def test_only_the_known_classes_are_swapped() -> None:
 
 # Hooks
 
-WATCHED = ("attention.qkv", "attention.attend", "attention.out", "mlp.fc1", "mlp.drop", "mlp.fc2", "mlp", "attention")
+HOOKED = ("attention.qkv", "attention.attend", "attention.out", "mlp.fc1", "mlp.drop", "mlp.fc2", "mlp", "attention")
 
 
-def hidden_from(kind: str, name: str, model: ViT, run: nn.Module, images: Tensor) -> bool:
-    """Whether a hook of this kind on a module of every block misses a pass, or what it saw is changed later."""
-    seen: list[tuple[Tensor, Tensor]] = []
+def hook_is_bypassed(kind: str, name: str, model: ViT, run: nn.Module, images: Tensor) -> bool:
+    """Whether a hook of this kind on a module of every block misses a call, or its tensor is changed in place later."""
+    recorded: list[tuple[Tensor, Tensor]] = []
 
-    def see(tensor: Tensor) -> None:
-        seen.append((tensor, tensor.clone()))
+    def record(tensor: Tensor) -> None:
+        recorded.append((tensor, tensor.clone()))
 
     handles = []
     for block in model.blocks:
         module = block.get_submodule(name)
         if kind == "pre-hook":
-            handles.append(module.register_forward_pre_hook(lambda m, inputs: see(inputs[0])))
+            handles.append(module.register_forward_pre_hook(lambda m, inputs: record(inputs[0])))
         elif kind == "hook":
-            handles.append(module.register_forward_hook(lambda m, inputs, output: see(output)))
+            handles.append(module.register_forward_hook(lambda m, inputs, output: record(output)))
         else:
             forward = module.forward
-            module.forward = lambda *a, f=forward: (y := f(*a), see(y))[0]  # as libraries do that wrap modules
+            module.forward = lambda *a, f=forward: (y := f(*a), record(y))[0]  # as in libraries that wrap modules
     with torch.inference_mode():
         run(images)
     for handle in handles:
         handle.remove()
     for block in model.blocks if kind == "wrapper" else ():
         del block.get_submodule(name).__dict__["forward"]
-    return len(seen) != len(model.blocks) or any(not torch.equal(now, then) for now, then in seen)
+    return len(recorded) != len(model.blocks) or any(not torch.equal(now, then) for now, then in recorded)
 
 
 @pytest.mark.parametrize("kind", ["hook", "pre-hook", "wrapper"])
-@pytest.mark.parametrize("merging", [False, True], ids=["whole", "token merging"])
-def test_hooks_on_inner_modules_see_everything(kind: str, merging: bool) -> None:
+@pytest.mark.parametrize("merging", [False, True], ids=["plain", "token merging"])
+def test_hooks_on_inner_modules_are_called(kind: str, merging: bool) -> None:
     model = optimize_for_cpu(make_vit())
     run = TokenMergingViT(model, (1, 1, 1)) if merging else model
-    names = [n for n in WATCHED if not (merging and n == "attention")]  # merging happens inside the attention's branch
-    assert [n for n in names if hidden_from(kind, n, model, run, random_images(model))] == []
+    names = [n for n in HOOKED if not (merging and n == "attention")]  # token merging replaces the attention branch
+    assert [n for n in names if hook_is_bypassed(kind, n, model, run, random_images(model))] == []
 
 
-def test_a_hook_on_a_layer_inside_another_sees_what_it_returned() -> None:
-    """GELU in place would change it."""
+def test_hook_on_a_nested_layer_gets_its_output() -> None:
+    """An in-place GELU would change it."""
     mlp = optimize_for_cpu(make_vit()).blocks[0].mlp
     inner = mlp.fc1
     mlp.fc1 = nn.Sequential(inner)
-    seen = []
-    inner.register_forward_hook(lambda m, inputs, output: seen.append(output))
+    outputs = []
+    inner.register_forward_hook(lambda m, inputs, output: outputs.append(output))
     x = torch.randn(2, 3, 48)
     with torch.no_grad():
         mlp(x)
-        assert torch.equal(seen[0], nn.functional.linear(x, inner.weight, inner.bias))
+        assert torch.equal(outputs[0], nn.functional.linear(x, inner.weight, inner.bias))
 
 
-def test_a_global_hook_sees_every_module() -> None:
+def test_global_hook_is_called_for_every_module() -> None:
     model, names = optimize_for_cpu(make_vit()), []
     handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: names.append(type(m).__name__))
     try:
@@ -160,8 +160,8 @@ def test_a_global_hook_sees_every_module() -> None:
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_the_input_of_an_mlp_is_not_changed(activation: str) -> None:
-    plain, fast = pair(activation=activation)
+def test_mlp_does_not_change_its_input(activation: str) -> None:
+    plain, fast = make_pair(activation=activation)
     x = torch.randn(2, 3, 48)
     before = x.clone()
     with torch.no_grad():
@@ -169,11 +169,11 @@ def test_the_input_of_an_mlp_is_not_changed(activation: str) -> None:
         assert torch.equal(x, before)
 
 
-# Together with replaced layers
+# Combination with replaced layers
 
 
 def test_lora_and_optimization_in_either_order() -> None:
-    plain, fast = pair()
+    plain, fast = make_pair()
     first, second = copy.deepcopy(fast), copy.deepcopy(plain)
     for model in (plain, first, second):
         torch.manual_seed(0)
@@ -191,7 +191,7 @@ def test_lora_and_optimization_in_either_order() -> None:
 
 
 def test_int8_and_optimization() -> None:
-    plain, fast = pair()
+    plain, fast = make_pair()
     images = random_images(plain)
     with torch.no_grad():
         torch.testing.assert_close(
@@ -200,7 +200,7 @@ def test_int8_and_optimization() -> None:
 
 
 def test_classifier_and_engines_optimize_their_models() -> None:
-    """The classifier, which evaluation and the server use, and what all other engines are made from."""
+    """The classifier of evaluation and server, and the model that all other engines export."""
     model = make_vit()
     checkpoint = Checkpoint(model.config, dict(model.state_dict()), Preprocess((32, 32), mean=HALF, std=HALF))
     assert is_optimized(Classifier(checkpoint).model)
@@ -208,7 +208,7 @@ def test_classifier_and_engines_optimize_their_models() -> None:
 
 
 def test_training_optimizes_its_models(tmp_path: Path) -> None:
-    """The model, its average, the copies that share its weights, and the teacher."""
+    """The model, its EMA, the replicas that share its weights, and the teacher."""
     model = make_vit(num_classes=4, image_size=(16, 16), in_channels=1)
     labels = tuple(f"stripe {i}" for i in range(4))
     preprocess = Preprocess((16, 16), mean=HALF[:1], std=HALF[:1])

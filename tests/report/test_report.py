@@ -1,4 +1,4 @@
-"""The training report: what it shows, that nothing in a name or label can break it, and how it is written."""
+"""HTML reports: their content, escaping of names and labels, and how they are written."""
 
 import base64
 import hashlib
@@ -52,7 +52,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """Reads a page and keeps its tags, its texts and every attribute; refuses tags that are not closed in order."""
+    """Parses a page into tags, attributes and texts; rejects tags that are not closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -94,17 +94,17 @@ def metric_rows(epochs: int = 4, per_epoch: int = 6) -> list[dict[str, Any]]:
         row = {"kind": "train", "step": step, "epoch": step / per_epoch, "loss": 3 / step, "lr": 1e-3 / step}
         rows.append({**row, "accuracy": None, "grad_norm": 1.0 + step % 3, "seconds": step, "images_per_second": 800.0})
         if step % per_epoch == 0:
-            figures = {"top1": 1 - 1 / step, "top5": 1.0, "nll": 2 / step, "ece": 0.03, "n": 300}
-            rows.append({"kind": "val", "step": step, "epoch": step / per_epoch, **figures, "seconds": step})
+            metrics = {"top1": 1 - 1 / step, "top5": 1.0, "nll": 2 / step, "ece": 0.03, "n": 300}
+            rows.append({"kind": "val", "step": step, "epoch": step / per_epoch, **metrics, "seconds": step})
     return rows
 
 
 @pytest.fixture(scope="module")
 def report() -> TrainingReport:
-    """A real, poor classifier of digits: the nearest neighbour among few."""
+    """A nearest-neighbor classifier of digits with few training images, so that it makes mistakes."""
     digits = load_digits()
-    known, images, true = 150, digits.images[1000:], digits.target[1000:]
-    model = KNeighborsClassifier(1).fit(digits.data[:known], digits.target[:known])
+    num_train, images, true = 150, digits.images[1000:], digits.target[1000:]
+    model = KNeighborsClassifier(1).fit(digits.data[:num_train], digits.target[:num_train])
     predicted = model.predict(digits.data[1000:])
     confusion = np.zeros((10, 10), np.int64)
     np.add.at(confusion, (true, predicted), 1)
@@ -128,7 +128,7 @@ def report() -> TrainingReport:
         confusion=confusion,
         mistakes=mistakes,
         parameters=123_456,
-        samples={"train": known, "test": len(true)},
+        samples={"train": num_train, "test": len(true)},
         notes=["3 images were skipped."],
         machine={"torch": "2.13.0", "cores": 2},
         provenance={"commit": "abc"},
@@ -136,7 +136,7 @@ def report() -> TrainingReport:
     )
 
 
-def test_wilson_is_the_published_interval() -> None:
+def test_wilson_matches_published_intervals() -> None:
     # 81 of 263: Newcombe (1998), table I: 0.2553 to 0.3662.
     assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
@@ -144,11 +144,11 @@ def test_wilson_is_the_published_interval() -> None:
     assert wilson(0.5, 0) == (0.0, 1.0)
 
 
-def test_the_page_shows_the_results_and_the_setup(report: TrainingReport) -> None:
+def test_page_shows_results_and_setup(report: TrainingReport) -> None:
     page = Page(training_html(report, "runs tiny"))
     top1, n = report.metrics["top1"], int(report.metrics["n"])
     low, high = wilson(top1, n)
-    for words in (
+    for text in (
         f"{100 * top1:.1f}%",
         f"top-1 accuracy on {n} test images",
         f"{100 * low:.1f}% to {100 * high:.1f}%",
@@ -165,11 +165,11 @@ def test_the_page_shows_the_results_and_the_setup(report: TrainingReport) -> Non
         "digits: 150 training, 797 test images; 10 classes",
         "2.13.0",
     ):
-        assert words in page.text, words
+        assert text in page.text
     assert json.dumps(report.settings["optim"]["betas"], indent=2).split()[1] in page.text
 
 
-def test_sections_come_in_order(report: TrainingReport) -> None:
+def test_order_of_sections(report: TrainingReport) -> None:
     html = training_html(report, "run")
     titles = re.findall(r"<h2>(.*?)</h2>", html)
     assert titles == [
@@ -190,7 +190,7 @@ def test_validation_metrics_are_marked_as_biased(report: TrainingReport) -> None
 
 
 def assert_self_contained(html: str) -> Page:
-    """No request leaves the page, and the browser allows only the style sheet and the script that are in it."""
+    """The page loads nothing, and its policy allows only its own style sheet and script."""
     page = Page(html)
     without_base64 = re.sub(r'"data:[^"]*"|sha256-[\w+/=]+', "", html)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", without_base64)
@@ -212,7 +212,7 @@ def assert_self_contained(html: str) -> Page:
     return page
 
 
-def test_nothing_is_fetched_and_only_our_script_may_run(report: TrainingReport) -> None:
+def test_page_is_self_contained(report: TrainingReport) -> None:
     assert_self_contained(training_html(report, "run"))
 
 
@@ -223,7 +223,7 @@ def line_figure() -> Figure:
 
 
 @pytest.mark.parametrize("text", HOSTILE[:5] + HOSTILE[9:])
-def test_hostile_text_stays_text_on_the_other_pages(report: TrainingReport, text: str) -> None:
+def test_hostile_text_is_escaped_on_the_other_pages(report: TrainingReport, text: str) -> None:
     """Facts, notes, titles, captions and tables of the evaluation, inspection and study reports."""
     drawn = Panel("a", text, text, text, line_figure, {}, (("head", text), (text, text)))
     absent = Panel.absent("b", text, text)
@@ -247,7 +247,7 @@ def test_hostile_text_stays_text_on_the_other_pages(report: TrainingReport, text
         assert len(page.all("img")) == len(re.findall("<img[ >]", html))
 
 
-def test_templates_escape_and_refuse_undefined_values() -> None:
+def test_templates_escape_values_and_reject_undefined_ones() -> None:
     with pytest.raises(UndefinedError, match="facts"):
         render("inspection.html.j2", title="t", panels=[], absent=[], notes=[])
     html = render("inspection.html.j2", title="t", facts=[("<b>", "\x07")], panels=[], absent=["a & b"], notes=[])
@@ -265,12 +265,12 @@ def test_templates_are_package_data() -> None:
         assert any(path.relative_to(ROOT / "src/patchword").match(pattern) for pattern in patterns), path.name
 
 
-def test_hostile_names_stay_text(report: TrainingReport, tmp_path: Path) -> None:
-    honest = Page(training_html(report, "run"))
+def test_hostile_names_are_escaped(report: TrainingReport, tmp_path: Path) -> None:
+    expected = Page(training_html(report, "run"))
     mistakes = [
         replace(m, name=text, true=text, predicted=text) for m, text in zip(report.mistakes[:10], HOSTILE, strict=True)
     ]
-    bad = replace(
+    hostile = replace(
         report,
         title=HOSTILE[0] + HOSTILE[9],
         labels=HOSTILE,
@@ -281,12 +281,12 @@ def test_hostile_names_stay_text(report: TrainingReport, tmp_path: Path) -> None
         provenance={"names": HOSTILE},
         config={"data": {"source": HOSTILE[9]}, "init": HOSTILE[0], "model": {}, "name": HOSTILE[6]},
     )
-    path = write_training_report(tmp_path / "<b> 'run' \"x\"", bad)
+    path = write_training_report(tmp_path / "<b> 'run' \"x\"", hostile)
     html = path.read_text(encoding="utf-8")
     page = Page(html)
     assert len(page.all("script")) == 1
     assert len(page.all("title")) >= 1
-    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in honest.tags} | {"wbr"}
+    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in expected.tags} | {"wbr"}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert "<script>alert(1)</script>" in page.text
     assert "\\u202egpj.exe" in page.text
@@ -299,14 +299,14 @@ def test_hostile_names_stay_text(report: TrainingReport, tmp_path: Path) -> None
     assert not any("x" * 100 in text for text in page.texts if "…" in text)
 
 
-def test_the_page_test_can_fail(report: TrainingReport) -> None:
+def test_page_parser_rejects_unclosed_tags(report: TrainingReport) -> None:
     html = training_html(report, "run")
     with pytest.raises(AssertionError):
         Page(html.replace("<main>", "<main><b>", 1))
 
 
-@pytest.mark.parametrize(("classes", "labelled"), [(2, True), (37, True), (60, True), (61, False), (1000, False)])
-def test_confusion_is_readable_at_every_size(report: TrainingReport, classes: int, labelled: bool) -> None:
+@pytest.mark.parametrize(("classes", "labeled"), [(2, True), (37, True), (60, True), (61, False), (1000, False)])
+def test_confusion_matrix_of_every_size(report: TrainingReport, classes: int, labeled: bool) -> None:
     confusion = np.diag(np.full(classes, 9))
     confusion[0, classes - 1] = 4
     labels = [f"label {k}" for k in range(classes)]
@@ -314,7 +314,7 @@ def test_confusion_is_readable_at_every_size(report: TrainingReport, classes: in
     page = Page(html)
     assert f"label 0 label {classes - 1} 4 of 13" in page.text
     assert len(html) < 1_000_000
-    if labelled:
+    if labeled:
         assert f"label 0 predicted as label {classes - 1}: 4 of 13 (30.8%)" in page.text
         assert "dots" not in [a.get("class") for a in page.all("img")]
     else:
@@ -337,7 +337,7 @@ def test_pairs_and_classes_are_sorted(report: TrainingReport) -> None:
     assert small.majority_baseline() == pytest.approx(10 / 24)
 
 
-def test_a_perfect_model_has_no_mistakes(report: TrainingReport) -> None:
+def test_perfect_model_has_no_mistakes(report: TrainingReport) -> None:
     perfect = replace(report, confusion=np.diag([5, 5]), labels=["a", "b"], mistakes=[], metrics={"top1": 1.0, "n": 10})
     page = Page(training_html(perfect, "run"))
     assert "No image was misclassified." in page.text
@@ -399,7 +399,7 @@ def test_curves(report: TrainingReport) -> None:
         metric_rows(500, 10),
     ],
 )
-def test_odd_metrics_make_a_sound_page(report: TrainingReport, rows: list[dict[str, Any]]) -> None:
+def test_unusual_metrics_give_a_valid_page(report: TrainingReport, rows: list[dict[str, Any]]) -> None:
     html = training_html(replace(report, history=rows), "run")
     page = Page(html)
     assert len(html) < 400_000
@@ -409,7 +409,7 @@ def test_odd_metrics_make_a_sound_page(report: TrainingReport, rows: list[dict[s
         json.loads(attributes.get("data-lines") or "[]")
 
 
-def test_mixup_is_reported_to_raise_the_training_loss(report: TrainingReport) -> None:
+def test_note_on_the_training_loss_with_mixup(report: TrainingReport) -> None:
     assert isinstance(report.config, Config)
     mixed = report.config.replace(augment=AugmentConfig(mixup=0.2))
     assert "not comparable" in training_html(replace(report, config=mixed), "run")
@@ -433,14 +433,14 @@ def test_running_means_do_not_lag() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.13, 0.97), (0, 3e-4), (2.2, 2.3), (0, 12345), (0, 1e-30)])
-def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+def test_ticks_are_few_round_and_in_range(low: float, high: float) -> None:
     found = ticks(low, high, 5)
     assert 3 <= len(found) <= 9
     assert all(low - 1e-9 * high <= tick <= high * (1 + 1e-9) for tick in found)
     assert all(len(f"{tick:.4g}".replace("e-", "").replace(".", "").strip("0")) <= 5 for tick in found)
 
 
-def test_words() -> None:
+def test_formatting() -> None:
     assert [duration(s) for s in (1.25, 59, 75.4, 3720)] == [
         "1.2\u202fs",
         "59\u202fs",
@@ -454,7 +454,7 @@ def test_words() -> None:
     assert text_width("日本") > 2 * text_width("ab") * 0.8
 
 
-def test_write_replaces_and_leaves_nothing_else(report: TrainingReport, tmp_path: Path) -> None:
+def test_write_replaces_the_report_and_leaves_no_other_file(report: TrainingReport, tmp_path: Path) -> None:
     first = write_training_report(tmp_path / "run", report)
     second = write_training_report(tmp_path / "run", replace(report, title="second"))
     assert first == second == tmp_path / "run/report.html"
@@ -462,31 +462,32 @@ def test_write_replaces_and_leaves_nothing_else(report: TrainingReport, tmp_path
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.html"]
 
 
-def test_a_folder_that_cannot_be_written(report: TrainingReport, tmp_path: Path) -> None:
+def test_unwritable_folder(report: TrainingReport, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match=r"/file/report\.html") as error:
         write_training_report(tmp_path / "file", report)
+    assert error.value.code == "cannot_write"
 
 
-FULL = """
+WRITE_ON_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from patchword.errors import PatchwordError
 from patchword.report import TrainingReport, write_training_report
 report = TrainingReport(title="new", config={}, history=[], labels=["a"], split="test", metrics={"top1": 1.0, "n": 1})
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as a full disk: the write stops in its middle
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # like a full disk: the write fails in the middle
 try:
     write_training_report(Path(sys.argv[1]), report)
 except PatchwordError as error:
-    print(error)
+    print(error.code, error)
 """
 
 
-def test_a_full_disk_leaves_the_old_page(report: TrainingReport, tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_report(report: TrainingReport, tmp_path: Path) -> None:
     path = write_training_report(tmp_path, report)
     before = path.read_bytes()
-    done = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
-    assert "report.html could not be written" in done.stdout
-    assert "nothing was changed" in done.stdout
+    command = [sys.executable, "-c", WRITE_ON_FULL_DISK, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"cannot_write {path} ")
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

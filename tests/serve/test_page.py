@@ -120,7 +120,7 @@ def wait_for_map(page: Page) -> None:
     page.wait_for_function("() => document.getElementById('canvas').getAttribute('aria-label').includes('brightest')")
 
 
-def test_an_image_is_classified(page: Page) -> None:
+def test_uploaded_image_is_classified(page: Page) -> None:
     upload(page, image_file("red"))
     page.wait_for_selector("#scores button")
     first = page.locator("#scores button").first

@@ -29,7 +29,7 @@ def predict_images(
     images, again = itertools.tee(images)
     for image, output in zip(again, compute_outputs(classifier, images, keep=on_prediction is not None), strict=True):
         if isinstance(output, ImageError):
-            yield {"path": image.name, "error": str(output)}
+            yield {"path": image.name, "error": str(output), "code": output.code}
             continue
         decoded, logits = output
         prediction = classifier.prediction(logits, top)

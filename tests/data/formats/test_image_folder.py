@@ -45,7 +45,7 @@ def test_split_folders_are_refused_as_classes(tmp_path: Path) -> None:
     assert [name for _, name in list_labeled_images(tmp_path / "train")] == ["cat"]
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_class_named_train(tmp_path: Path) -> None:
     make(tmp_path, "train/1.jpg", "bus/2.jpg")
     assert [name for _, name in list_labeled_images(tmp_path)] == ["bus", "train"]
 
@@ -192,7 +192,7 @@ def test_two_folders_for_one_split(tmp_path: Path) -> None:
         open_folder(tmp_path)
 
 
-def test_a_class_called_train_beside_another(tmp_path: Path) -> None:
+def test_class_named_train_next_to_another(tmp_path: Path) -> None:
     make(tmp_path, "train/steam/1.jpg", "train/2.jpg", "bus/2.jpg")
     found = open_folder(tmp_path)
     assert found.splits["train"].labels == ("bus", "train")

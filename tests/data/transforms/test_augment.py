@@ -155,10 +155,9 @@ def test_directions_are_equally_likely() -> None:
     assert left.sum() > 400
     assert abs(right.sum() - left.sum()) < 4 * math.sqrt(right.sum() + left.sum())
     twice = randaugment(np.repeat(photo, 16_000, axis=0), 2, 10, keys(1, 0, np.arange(16_000)))
-    emptied = (
-        (twice == op.FILL_VALUE).all(axis=(1, 2, 3)).sum()
-    )  # moved the same way twice, along one axis or the other
-    assert emptied == pytest.approx(2 * 16_000 / 16**2 / 2, abs=30)
+    # Translated twice in the same direction, along one axis or the other.
+    num_empty = (twice == op.FILL_VALUE).all(axis=(1, 2, 3)).sum()
+    assert num_empty == pytest.approx(2 * 16_000 / 16**2 / 2, abs=30)
 
 
 EVERYTHING = AugmentConfig(

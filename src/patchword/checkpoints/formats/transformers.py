@@ -250,7 +250,7 @@ def dino_mlp_ratio(config: ViTConfig) -> int:
 
 
 def transformers_processor(preprocess: Fields) -> Fields:
-    """preprocessor_Return the config.json that transformers reads."""
+    """Return the preprocessor_config.json that transformers reads."""
     height, width = preprocess["size"]
     resample = {name: number for number, name in RESAMPLING.items()}[preprocess["interpolation"]]
     result: Fields = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
