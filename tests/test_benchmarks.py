@@ -65,6 +65,7 @@ def run_failing(code: str, folder: Path, *packages: Path) -> str:
     return process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -77,6 +78,7 @@ def test_failing_child(fault: str, message: str, tmp_path: Path) -> None:
     assert message in run_failing(CHILD.replace("FAULT", fault), tmp_path)
 
 
+@pytest.mark.slow
 def test_missing_library(tmp_path: Path) -> None:
     package = tmp_path / "packages/vit_pytorch"  # takes precedence over the real one
     package.mkdir(parents=True)
@@ -87,6 +89,7 @@ def test_missing_library(tmp_path: Path) -> None:
     assert "ImportError: vit-pytorch is incomplete" in message
 
 
+@pytest.mark.slow
 def test_failing_trainer_thread(tmp_path: Path) -> None:
     """Transformers' Trainer runs in a thread of the child, which the child waits for."""
     message = run_failing(THREAD, tmp_path)
@@ -94,6 +97,7 @@ def test_failing_trainer_thread(tmp_path: Path) -> None:
     assert "RuntimeError: out of memory" in message
 
 
+@pytest.mark.slow
 def test_server_that_does_not_start(tmp_path: Path) -> None:
     message = run_failing(SERVER, tmp_path)
     assert "before it was ready" in message

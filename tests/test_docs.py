@@ -50,6 +50,7 @@ def command_lines() -> Iterator[tuple[str, str]]:
                 yield page_id(page), match[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
 def test_python_examples_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -361,6 +361,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_exit_codes_of_requests(model: Path) -> None:
     good, missing = model.parent / "red.png", model.parent / "missing.png"
     done = run("predict", model, good)
@@ -377,6 +378,7 @@ def test_exit_codes_of_requests(model: Path) -> None:
     assert "red.png" in partly.stdout
 
 
+@pytest.mark.slow
 def test_an_internal_error_is_exit_code_1(model: Path, tmp_path: Path) -> None:
     """With a traceback, for the bug report."""
     broken = "import patchword.inference.inputs as p\np.resolve_images = lambda images: 1 / 0\n"
@@ -388,6 +390,7 @@ def test_an_internal_error_is_exit_code_1(model: Path, tmp_path: Path) -> None:
     assert not failed.stdout
 
 
+@pytest.mark.slow
 def test_a_training_run_with_unreadable_images_is_exit_code_3(tmp_path: Path) -> None:
     for i in range(12):
         path = tmp_path / f"data/{'ab'[i % 2]}/{i}.png"
@@ -401,6 +404,7 @@ def test_a_training_run_with_unreadable_images_is_exit_code_3(tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_exit_code_128_and_its_number(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "patchword", "train", "quickstart", "--steps", "1000000", "--out", "run"]
@@ -416,6 +420,7 @@ def test_a_signal_is_exit_code_128_and_its_number(number: signal.Signals, tmp_pa
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_closed_pipe_is_exit_code_141(model: Path) -> None:
     """As in `patchword predict ... | head -0`: no traceback."""
     command = [sys.executable, "-m", "patchword", "predict", str(model), str(model.parent / "red.png")]

@@ -10,7 +10,7 @@ Example:
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # The module of each public name, imported on first use, so that `patchword --help` does not import torch.
 _MODULES = {

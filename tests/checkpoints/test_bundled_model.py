@@ -30,6 +30,7 @@ def test_bundled_model_is_small() -> None:
         read_checkpoint("patchword:imagenet")
 
 
+@pytest.mark.slow
 def test_bundled_model_is_accurate() -> None:
     """Accuracy on 500 test images; needs CIFAR-10."""
     try:
@@ -57,6 +58,7 @@ def few_digits() -> pw.DatasetSplits:
     return pw.DatasetSplits(train, val)
 
 
+@pytest.mark.slow
 def test_bundled_weights_beat_random_ones(tmp_path: Path) -> None:
     """Train on a hundred digits for twenty steps, from the bundled weights and from scratch."""
     recipe = load_recipe("cifar10_scratch")
@@ -72,6 +74,7 @@ def test_bundled_weights_beat_random_ones(tmp_path: Path) -> None:
     assert found["pretrained"] > found["scratch"] + 0.02, found
 
 
+@pytest.mark.slow
 def test_half_precision(tmp_path: Path) -> None:
     full = make_checkpoint()
     write_checkpoint(tmp_path / "full", full)

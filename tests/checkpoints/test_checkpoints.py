@@ -103,6 +103,7 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
 # Every format
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WRITABLE)
 def test_every_format_round_trip(family: str, tmp_path: Path) -> None:
     changes = {"num_classes": 0, "layer_scale": 1.0, "labels": None} if family == "dinov2" else {}
@@ -185,6 +186,7 @@ def test_notes_on_metadata_that_is_not_stored(tmp_path: Path) -> None:
         assert write_checkpoint(tmp_path / f"{family} plain", plain, family) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resize", ["cover", "squash"])
 @pytest.mark.parametrize("crop", [1.0, 0.875, 384 / 450])
 @pytest.mark.parametrize("family", ["timm", "transformers"])

@@ -24,6 +24,7 @@ def test_number_of_cases() -> None:
     assert len(RESIZES) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs(name: str) -> None:
     case, golden = CASES[name], load_file(GOLDEN / name / "golden.safetensors")
@@ -52,6 +53,7 @@ def test_tolerance_can_fail(change: dict) -> None:
         assert (model(golden["images"]) - golden["logits"]).abs().max() > TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in MODELS if CASES[n]["family"] != "vit_pytorch"])
 def test_round_trip_through_patchword(name: str, tmp_path: Path) -> None:
     """Conversion to patchword and back gives bit-identical tensors."""
@@ -63,6 +65,7 @@ def test_round_trip_through_patchword(name: str, tmp_path: Path) -> None:
     assert read_checkpoint(back, **overrides_of(CASES[name])).config == read_case(name).config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["google_token", "timm_token", "hf_vit", "tv_vit"])
 @pytest.mark.parametrize("through", ["google", "timm", "transformers", "torchvision"])
 def test_through_another_format(name: str, through: str, tmp_path: Path) -> None:
@@ -75,6 +78,7 @@ def test_through_another_format(name: str, through: str, tmp_path: Path) -> None
     assert_same_file(GOLDEN / name / CASES[name]["checkpoint"]["file"], back)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["google_token", "timm_token", "hf_vit", "tv_vit", "bv_tok_learn", "deit3_ls"])
 @pytest.mark.parametrize("to", ["google", "big_vision", "timm", "transformers", "torchvision", "deit"])
 def test_same_function_in_every_format(name: str, to: str, tmp_path: Path) -> None:

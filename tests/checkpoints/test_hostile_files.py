@@ -346,6 +346,7 @@ def test_mutated_json(name: str, sidecar: str, originals: dict[str, Path], scrat
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sidecar"), SIDECARS)
 def test_not_a_json_object(name: str, sidecar: str, originals: dict[str, Path], scratch: Path) -> None:
     path = fresh_copy(originals[name], scratch / "json")

@@ -134,6 +134,7 @@ def test_existing_repository_is_respected(hub: Any) -> None:
     assert set(hub.files) == {"model.json", "model.safetensors"}, "the existing card is kept"
 
 
+@pytest.mark.slow
 def test_push_command(hub: Any) -> None:
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_secret", "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-m", "patchword", "push", "patchword:cifar10", f"hf:{REPO}"]
@@ -166,6 +167,7 @@ def test_card_of_any_model_is_valid(config: Any) -> None:
     assert (card.data.pipeline_tag == "image-classification") == bool(config.num_classes)
 
 
+@pytest.mark.slow
 def test_card_has_the_metrics(tmp_path: Path) -> None:
     out = tmp_path / "MODEL_CARD.md"
     result = run("card", "patchword:cifar10", "--out", out)

@@ -66,6 +66,7 @@ def test_help_lists_all_commands_and_imports_nothing_slow() -> None:
     assert all(name in result.stdout for name in cli.COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_an_example(command: str) -> None:
     result = run(command, "--help")
@@ -73,6 +74,7 @@ def test_every_command_has_an_example(command: str) -> None:
     assert f"Example: patchword {command}" in result.stdout
 
 
+@pytest.mark.slow
 def test_predict_json(model: Path, data: Path) -> None:
     (data / "red/broken.jpg").write_bytes(b"\xff\xd8")
     result = run("predict", model, data, "--json", "--top", 2)
@@ -86,6 +88,7 @@ def test_predict_json(model: Path, data: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_predict_prints_text_and_writes_csv(model: Path, data: Path, tmp_path: Path) -> None:
     result = run("predict", model, data / "red/a.png")
     assert result.returncode == 0
@@ -98,6 +101,7 @@ def test_predict_prints_text_and_writes_csv(model: Path, data: Path, tmp_path: P
     assert float(rows[0]["probability_1"]) > float(rows[0]["probability_2"])
 
 
+@pytest.mark.slow
 def test_evaluate(model: Path, data: Path) -> None:
     result = run("evaluate", model, data, "--json")
     assert result.returncode == 0
@@ -139,6 +143,7 @@ def test_evaluate_compares_two_models_on_a_dataset(tmp_path: Path) -> None:
     assert run("evaluate", tmp_path / "one", "digits", "--csv", table).returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["index", "label"])
 def test_class_folders_by_index_or_label(scheme: str, model: Path, data: Path) -> None:
     for index, name in enumerate(COLORS):
@@ -146,6 +151,7 @@ def test_class_folders_by_index_or_label(scheme: str, model: Path, data: Path) -
     assert json.loads(run("evaluate", model, data, "--json").stdout)["top1"] == 1.0
 
 
+@pytest.mark.slow
 def test_convert_with_model_fields(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m.pth", small_checkpoint(), "torchvision")
     refused = run("convert", tmp_path / "m.pth", tmp_path / "out", "--to", "transformers")
@@ -163,6 +169,7 @@ def test_convert_with_model_fields(tmp_path: Path) -> None:
     assert "--overwrite" in again.stderr
 
 
+@pytest.mark.slow
 def test_labels_and_channel_statistics_as_flags(model: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("rot\ngrün\nblau\n", encoding="utf-8")
     image = data / "green/a.png"
@@ -174,6 +181,7 @@ def test_labels_and_channel_statistics_as_flags(model: Path, data: Path, tmp_pat
     assert other < default
 
 
+@pytest.mark.slow
 def test_hub_reference(tmp_path: Path) -> None:
     """Downloads hf:owner/name over a real socket and predicts."""
     write_checkpoint(tmp_path / "m", small_checkpoint(), "transformers")
@@ -267,6 +275,7 @@ def test_suggested_flags_exist() -> None:
     assert set(RENAMED_FLAGS.values()) <= known
 
 
+@pytest.mark.slow
 def test_missing_images_exit_with_3(model: Path) -> None:
     result = run("predict", model, "missing.png", "--json")
     assert result.returncode == 3
@@ -321,6 +330,7 @@ def test_extract_config_flags() -> None:
         assert cli.extract_config_flags(arguments, model_flags()) == (["ax.png"], {"image_size": [224, 320]})
 
 
+@pytest.mark.slow
 def test_labels_file_must_be_a_list(model: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text('{"0": "a"}')
     result = run("predict", model, data / "red/a.png", "--labels", tmp_path / "labels.json")
@@ -368,6 +378,7 @@ def test_killed_csv_is_resumed(model: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.glob("*.csv*")) == ["expected.csv", "table.csv"]
 
 
+@pytest.mark.slow
 def test_resumed_csv_contains_only_requested_images(model: Path, data: Path, tmp_path: Path) -> None:
     """Rows that an earlier process wrote for another folder are dropped."""
     table, expected = tmp_path / "table.csv", tmp_path / "expected.csv"
@@ -382,6 +393,7 @@ def test_resumed_csv_contains_only_requested_images(model: Path, data: Path, tmp
     assert table.read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.slow
 def test_csv_of_another_model_is_not_resumed(model: Path, data: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     Path(f"{table}.partial").write_text("path,error\r\n")
@@ -393,6 +405,7 @@ def test_csv_of_another_model_is_not_resumed(model: Path, data: Path, tmp_path: 
     assert Path(f"{table}.partial").exists()
 
 
+@pytest.mark.slow
 def test_escape_sequences_in_names_are_not_printed(model: Path, data: Path) -> None:
     (data / "\x1b[31mred.png").write_bytes(b"no image")
     result = run("predict", model, data)
@@ -408,3 +421,10 @@ def test_bench_lists_unreadable_images(model: Path, data: Path, command: Run) ->
     assert "broken.png" in result.stderr
     (row,) = json.loads(result.stdout)
     assert row["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["predict", "evaluate"])
+def test_new_head_cannot_predict(model: Path, data: Path, command: Run, name: str) -> None:
+    result = command(name, model, data, "--num-classes", 7)
+    assert result.returncode == 2
+    assert "--num-classes" in result.stderr

@@ -14,6 +14,7 @@ from PIL import Image
 from helpers.runs import rows
 from helpers.snapshots import cpu_kind
 from patchword.checkpoints import read_checkpoint
+from patchword.config.format_v1 import upgrade_model, upgrade_run
 from patchword.errors import ConfigError
 from patchword.inference.classifier import Classifier
 from patchword.training import resume
@@ -99,3 +100,9 @@ def test_unfinished_run_resumes(tmp_path: Path) -> None:
         then, now = (read_checkpoint(path).tensors for path in (FORMAT1 / "run_finished", run))
         assert list(then) == list(now)
         assert all(torch.equal(then[name], now[name]) for name in then)
+
+
+def test_dropout_of_version_1_includes_attention_weights() -> None:
+    assert upgrade_run({"model": {"dropout": 0.1}})["model"] == {"dropout": 0.1, "attention_dropout": 0.1}
+    assert upgrade_model({"config": {"dropout": 0.2}})["config"] == {"dropout": 0.2, "attention_dropout": 0.2}
+    assert upgrade_run({"model": {}})["model"] == {}

@@ -129,3 +129,10 @@ def test_not_a_duration(duration: str) -> None:
         parse_duration(duration)
     assert error.value.code == "invalid_duration"
     assert repr(duration) in str(error.value)
+
+
+def test_num_classes_of_a_run_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        apply_overrides(Config(), {"model": "Ti/16", "model.num_classes": 7})
+    assert error.value.code == "override_ignored"
+    assert "model.num_classes" in str(error.value)

@@ -16,6 +16,7 @@ SOURCE = Path(patchword.__file__).parent
 CHILD = Path(__file__).parents[1] / "helpers/foreign_system.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["win32", "darwin"])
 def test_simulated_system(system: str, tmp_path: Path) -> None:
     environment = {

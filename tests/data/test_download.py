@@ -220,6 +220,7 @@ def test_busy_server_is_retried(server: Server, tmp_path: Path) -> None:
     assert len(server.log) == 3
 
 
+@pytest.mark.slow
 def test_stalled_transfer_is_resumed(server: Server, tmp_path: Path) -> None:
     server.stalls = [50_000]
     download(server.url, tmp_path / "file", md5=MD5, timeout=2)

@@ -471,6 +471,7 @@ def small_files() -> dict[str, bytes]:
 SMALL_FILES = small_files()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SMALL_FILES)
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())

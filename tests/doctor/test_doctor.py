@@ -465,6 +465,7 @@ def test_machine_info_is_json_and_respects_cgroup_limits(tmp_path: Path, monkeyp
     assert numbers(little_memory.message) == ["1.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [1, 300])
 def test_more_threads_than_cores_is_a_warning(num_threads: int) -> None:
     code = f"""

@@ -42,6 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("torch-compiled", "openvino")])
 def test_every_engine_agrees_with_torch(name: str) -> None:
     checkpoint = make_checkpoint(TINY)
@@ -53,6 +54,7 @@ def test_every_engine_agrees_with_torch(name: str) -> None:
     assert [engine(images[:count]).shape for count in (1, 7)] == [(1, 5), (7, 5)], "the batch size is dynamic"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["both", "rotary", "hybrid"])
 def test_every_architecture_exports_to_onnx(name: str) -> None:
     checkpoint = make_checkpoint(VITS[name])
@@ -62,6 +64,7 @@ def test_every_architecture_exports_to_onnx(name: str) -> None:
     assert parity.within_tolerance(exact=True), parity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torch-int8", "onnx-int8"])
 def test_int8_rejects_models_without_transformer_blocks(name: str) -> None:
     config = RESNETS["ResNet"]
@@ -113,6 +116,7 @@ def test_trial_that_crashes_has_a_result(script: str, reason: str) -> None:
     assert reason in result.reason
 
 
+@pytest.mark.slow
 def test_trial_that_hangs_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_trials, "TRIAL_TIMEOUT", 2.0)
     result = engine_trials.run_trial("onnx", "import time; time.sleep(3600)")
@@ -159,6 +163,7 @@ def trial_results(*names: str) -> dict[str, TrialResult]:
     }
 
 
+@pytest.mark.slow
 def test_auto_selects_a_fast_engine_that_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_checkpoint(TINY)
     monkeypatch.setattr(auto, "run_trials", lambda: trial_results("torch", "onnx"))
@@ -196,6 +201,7 @@ def simulated_timing(engines: dict[str, Engine], pixels: torch.Tensor, seconds: 
     return {name: [TIMES[name]] for name in engines}
 
 
+@pytest.mark.slow
 def test_ranking_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
@@ -244,6 +250,7 @@ def test_engine_file_is_built_once(name: str, cache: Path, monkeypatch: pytest.M
     assert len(builds) == 3
 
 
+@pytest.mark.slow
 def test_unwritable_cache_is_ignored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_text("not a folder")
     builds = count_builds(monkeypatch, "onnx")
@@ -271,6 +278,7 @@ def test_least_recently_used_files_are_evicted(cache: Path, monkeypatch: pytest.
     assert sorted(path.name for path in engine_cache.engine_files_dir().iterdir()) == ["a", "c", "d"]
 
 
+@pytest.mark.slow
 def test_single_threaded_callers_share_a_session() -> None:
     checkpoint, before = make_checkpoint(TINY), torch.get_num_threads()
     classifier = Classifier(checkpoint, "onnx")
@@ -359,6 +367,7 @@ def test_torch_int8_quantizes_per_token() -> None:
     assert error.max() < 0.03, "large tokens do not affect small ones"
 
 
+@pytest.mark.slow
 def test_bench_measures_every_engine() -> None:
     checkpoint = make_checkpoint(TINY)
     assert checkpoint.preprocess is not None
@@ -386,3 +395,9 @@ def test_bench_command(tmp_path: Path) -> None:
     done = run("bench", tmp_path / "model", "--engines", "warp")
     assert done.returncode == 2
     assert re.search(r"--engines: .*'warp'.*\btorch\b", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(("name", "suggestion"), [("onnx-static", "onnx-int8-static"), ("onx", "onnx")])
+def test_unknown_engine(name: str, suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}.* {suggestion}\?"):
+        open_engine(name, make_checkpoint(TINY))

@@ -63,6 +63,7 @@ def test_exportable_model_matches_the_classifier(name: str) -> None:
         torch.testing.assert_close(ExportableModel(checkpoint)(pixels), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "include_preprocessing"), [(".onnx", False), (".pt2", True), (".xml", True)])
 def test_every_format_is_readable(suffix: str, include_preprocessing: bool, tmp_path: Path) -> None:
     checkpoint, options = make_checkpoint(TINY), ExportOptions(include_preprocessing=include_preprocessing)
@@ -122,6 +123,7 @@ print(json.dumps({"label": metadata["labels"][int(output.argmax())], "probabilit
 """
 
 
+@pytest.mark.slow
 def test_file_runs_without_patchword(model: Path, run: Run) -> None:
     out = model / "with_preprocessing.onnx"
     done = run("export", model / "model", out, "--include-preprocessing", "--verify", model / "data")
@@ -137,6 +139,7 @@ def test_file_runs_without_patchword(model: Path, run: Run) -> None:
     assert check["bytes"] > 10_000
 
 
+@pytest.mark.slow
 def test_int8_accuracy_is_measured(model: Path, run: Run) -> None:
     options = ("--int8", "--verify", model / "data", "--max-drop", 40)
     done = run("export", model / "model", model / "small.onnx", *options)
@@ -147,6 +150,7 @@ def test_int8_accuracy_is_measured(model: Path, run: Run) -> None:
     assert b"MatMulInteger" in content
 
 
+@pytest.mark.slow
 def test_inaccurate_export_is_not_written(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is opened by an engine that always predicts the same class."""
     constant = torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0]])
@@ -159,6 +163,7 @@ def test_inaccurate_export_is_not_written(model: Path, monkeypatch: pytest.Monke
     assert not list(model.glob("lossy*"))
 
 
+@pytest.mark.slow
 def test_openvino_writes_two_files(model: Path, run: Run) -> None:
     (model / "ov.bin").write_text("existing")
     done = run("export", model / "model", model / "ov.xml")
@@ -174,6 +179,7 @@ def test_openvino_writes_two_files(model: Path, run: Run) -> None:
     assert check["bytes"] > (model / "ov.bin").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_multi_label_export(model: Path) -> None:
     checkpoint = dataclasses.replace(make_checkpoint(TINY), multi_label=True)
     classifier = Classifier(checkpoint)
@@ -203,6 +209,7 @@ def test_missing_libraries_are_named(model: Path, monkeypatch: pytest.MonkeyPatc
         write_export(make_checkpoint(TINY), model / "none.onnx", ExportOptions())
 
 
+@pytest.mark.slow
 def test_tome_ratio_is_the_largest_allowed(model: Path) -> None:
     classifier = Classifier.load(model / "model")
     images = resolve_labeled_images(model / "data")
@@ -275,6 +282,7 @@ def test_invalid_requests_exit_with_2(case: str, model: Path, run: Run) -> None:
     assert not list(model.glob("x.*"))
 
 
+@pytest.mark.slow
 def test_unreadable_calibration_images_are_listed(model: Path, run: Run, tmp_path: Path) -> None:
     shutil.copytree(model / "data", tmp_path / "data")
     broken = next((tmp_path / "data").rglob("*.png"))
@@ -296,6 +304,7 @@ def test_calibration_data_without_readable_images(model: Path, run: Run, tmp_pat
     assert not (tmp_path / "calibrated.onnx").exists()
 
 
+@pytest.mark.slow
 def test_unreadable_verify_images_are_listed(model: Path, run: Run, tmp_path: Path) -> None:
     shutil.copytree(model / "data", tmp_path / "data")
     broken = next((tmp_path / "data").rglob("*.png"))

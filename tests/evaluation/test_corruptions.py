@@ -62,6 +62,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_robustness_skips_unreadable_images(photos: Path) -> None:
     from patchword.inference.classifier import Classifier
     from patchword.inference.inputs import resolve_labeled_images
@@ -85,6 +86,7 @@ def test_robustness_skips_unreadable_images(photos: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_evaluate_command_writes_a_report(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "report"
     result = run("evaluate", "patchword:cifar10", photos, "--out", out, "--corruptions", "--json")
@@ -107,6 +109,7 @@ def test_evaluate_command_writes_a_report(photos: Path, tmp_path: Path) -> None:
     assert "--overwrite" in again.stderr
 
 
+@pytest.mark.slow
 def test_multi_label_evaluation(photos: Path, tmp_path: Path) -> None:
     """Metrics, a report, and errors for options that need a single-label model."""
     checkpoint = dataclasses.replace(read_checkpoint("patchword:cifar10"), multi_label=True)

@@ -7,6 +7,7 @@ import pytest
 from torch import Tensor
 
 from helpers.color_classifier import color_checkpoint, write_color_folder
+from patchword.checkpoints import write_checkpoint
 from patchword.errors import DataError
 from patchword.evaluation.evaluate import evaluate
 from patchword.inference.classifier import Classifier
@@ -68,3 +69,11 @@ def test_unlabeled_images_cannot_be_evaluated(folder: Path) -> None:
     with pytest.raises(DataError) as multi_label:
         evaluate(Classifier(color_checkpoint()), [InputImage("a", folder / "red/0.png", ("red", "blue"))])
     assert multi_label.value.code == "unsupported_by_model"
+
+
+def test_models_by_reference(folder: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", color_checkpoint())
+    by_reference = evaluate(tmp_path / "model", folder, compare_to=str(tmp_path / "model"))
+    assert by_reference.metrics == evaluate(Classifier(color_checkpoint()), folder).metrics
+    assert by_reference.comparison is not None
+    assert by_reference.comparison.p_value == 1

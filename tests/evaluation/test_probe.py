@@ -86,6 +86,7 @@ def test_logistic_regression_matches_scikit_learn() -> None:
     assert PENALTIES[int(np.argmin(losses))] == found.penalty, "chosen on the validation set"
 
 
+@pytest.mark.slow
 def test_few_shot_probe_is_initialized_from_the_pretrained_head() -> None:
     """Four images per class. The pretrained head has the same classes in another order and others, or is random."""
 
@@ -237,6 +238,7 @@ def test_colors_are_separable_without_training(photos: Path) -> None:
     assert found.knn[1] == 1.0
 
 
+@pytest.mark.slow
 def test_probe_command_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHWORD_CACHE", str(tmp_path))
     result = run("probe", "patchword:cifar10", "digits", "--shots", 1, 10, "--seeds", 3, "--json")
@@ -248,6 +250,7 @@ def test_probe_command_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_invalid_requests() -> None:
     assert run("probe", "patchword:cifar10", "digits", "--shots", 0).returncode == 2
     with pytest.raises(ConfigError, match=r"\bseeds\b.* 0 "):

@@ -40,7 +40,7 @@ def tiny_config(**changes: Any) -> Config:
         data=DataConfig(source="digits", num_workers=0),
         model=ViTConfig(
             image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=32, depth=2, num_heads=2, mlp_dim=64,
-            class_token=False, pooling="average", dropout=0.1, drop_path=0.1,
+            class_token=False, pooling="average", dropout=0.1, attention_dropout=0.1, drop_path=0.1,
         ),
         augment=AugmentConfig(crop="shift", color_jitter=0.2, mixup=0.2),
         optim=OptimConfig(lr=3e-3),

@@ -124,6 +124,10 @@ RENAMED_KEYS: dict[str, str] = {
 # Every key that documents got since then, with its type: "document:[].path.to.key" -> "number", in the new names.
 ADDED_KEYS: dict[str, str] = {
     "doctor:[].code": "string",
+    "convert:config.attention_dropout": "number",
+    "run_config:config.model.attention_dropout": "number",
+    "run_model:config.attention_dropout": "number",
+    "serve_model:config.attention_dropout": "number",
     "predict:[].code": "string",
     "export:unreadable": "array",
     "serve_attention:results[].code": "string",

@@ -54,6 +54,7 @@ def vit(config: ViTConfig) -> ViT:
 # ---- attention maps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
 def test_captured_maps_match_recomputed_maps(config: ViTConfig) -> None:
     model, images = vit(config), random_images(config)
@@ -67,6 +68,7 @@ def test_captured_maps_match_recomputed_maps(config: ViTConfig) -> None:
         torch.testing.assert_close(maps[layer], recomputed[layer], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
 def test_every_code_path_gives_the_same_maps(config: ViTConfig) -> None:
     """Plain and optimized for CPUs, with and without gradients, in fp32 and, if supported, in bf16."""
@@ -132,6 +134,7 @@ def test_chunks_give_the_same_result(config: ViTConfig, monkeypatch: pytest.Monk
 # ---- attention distance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [VITS["class"], VITS["average"], VITS["registers"]], ids=["class", "average", "reg"])
 def test_distance_of_uniform_attention_is_the_mean_of_the_grid(config: ViTConfig) -> None:
     model = vit(config)
@@ -208,6 +211,7 @@ def reference_rollout(maps: list[np.ndarray], fusion: str, discard: float) -> np
     return rolled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
 @pytest.mark.parametrize("discard", [0.0, 0.6])
 def test_rollout_matches_the_reference(fusion: Any, discard: float) -> None:
@@ -221,6 +225,7 @@ def test_rollout_matches_the_reference(fusion: Any, discard: float) -> None:
     np.testing.assert_allclose(found.ravel(), expected[0, 1:], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rollout_follows_the_pooling_of_the_head() -> None:
     for name in ("average", "distilled", "both", "probe"):
         config = VITS[name]
@@ -251,6 +256,7 @@ def test_relevance_matches_the_reference() -> None:
     np.testing.assert_allclose(found.ravel(), summed[0, 1:], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", inspection.METHODS)
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS.keys())
 def test_every_model_is_explained(config: ViTConfig, method: Any) -> None:
@@ -294,6 +300,7 @@ def test_relevance_with_attention_pooling() -> None:
     np.testing.assert_allclose(found.ravel(), expected, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_maps_depend_on_the_class() -> None:
     model, images = vit(VITS["class"]), random_images(VITS["class"], 1)
     for method in ("relevance", "tokens", "gradcam"):
@@ -304,6 +311,7 @@ def test_maps_depend_on_the_class() -> None:
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", RESNETS.values(), ids=RESNETS.keys())
 def test_gradcam_of_resnets_uses_the_last_feature_map(config: ResNetConfig) -> None:
     model, images = random_model(config), random_images(config)
@@ -403,6 +411,7 @@ def test_cells_are_hidden_in_the_order_of_the_map() -> None:
     assert hidden[1].sum() == 4 * 8 * 4
 
 
+@pytest.mark.slow
 def test_parameter_randomization() -> None:
     """Attention does not depend on the head, so shuffling the head does not change it; relevance changes."""
     model, images = vit(VITS["class"]), random_images(VITS["class"])
@@ -563,6 +572,7 @@ NO_BLOCKS = {"no blocks": BASE.replace(depth=0, class_token=False, pooling="aver
 ALL_MODELS = {**VITS, **NO_BLOCKS, **RESNETS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ALL_MODELS.values(), ids=ALL_MODELS.keys())
 def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path) -> None:
     """Every panel is present: drawn, or absent with a caption that says why."""
@@ -585,6 +595,7 @@ def test_every_model_is_inspected(config: ViTConfig | ResNetConfig, photos: Path
         assert absent == ({"positions"} if config.pos_embed in ("none", "rotary", "relative") else set())
 
 
+@pytest.mark.slow
 def test_inspect_command(photos: Path, tmp_path: Path) -> None:
     model, out = tmp_path / "model", tmp_path / "out"
     write_checkpoint(model, make_checkpoint(VITS["registers"]))
@@ -610,6 +621,7 @@ def test_inspect_command(photos: Path, tmp_path: Path) -> None:
     assert {path.stem for path in out.glob("*.png")} == {"filters", "positions"}  # the old figures are deleted
 
 
+@pytest.mark.slow
 def test_invalid_requests_are_refused(photos: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     write_checkpoint(model, make_checkpoint(VITS["class"]))
@@ -630,6 +642,7 @@ def test_invalid_requests_are_refused(photos: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_predict_with_explanations(photos: Path, tmp_path: Path) -> None:
     model, out = tmp_path / "model", tmp_path / "explanations"
     write_checkpoint(model, make_checkpoint(VITS["average"]))
@@ -657,11 +670,13 @@ def read_image(path: Path) -> Image.Image:
         return image.copy()
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_lazily() -> None:
     script = "import sys, patchword.inspection; print('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_pretrained_weights_reproduce_the_paper(ti16: Path, imagenet: Path) -> None:
     classifier = Classifier.load(ti16)
     batch = load_image_batch(classifier, sample_evenly(resolve_images([imagenet]), 8))

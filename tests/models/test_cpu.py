@@ -71,7 +71,7 @@ def test_training_in_bf16_equals_the_fused_kernel(option: str) -> None:
 @needs_bf16
 def test_attention_dropout_is_applied() -> None:
     """The stepwise attention has no dropout, so the fused kernel is used with dropout."""
-    attend = optimize_for_cpu(make_vit(dropout=0.5)).blocks[0].attention.attend.train()
+    attend = optimize_for_cpu(make_vit(attention_dropout=0.5)).blocks[0].attention.attend.train()
     q, k = torch.randn(2, 2, 3, 17, 16, dtype=torch.bfloat16, requires_grad=True)
     v = torch.ones_like(k)
     torch.testing.assert_close(attend.eval()(q, k, v), v)  # rows of weights sum to one

@@ -21,6 +21,7 @@ from patchword.models.pos_embed import resample_grid, sincos_2d
 from patchword.models.resnet import StdConv2d, pad_same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option(option: str) -> None:
     """Shapes, independence of the batch, gradients of all parameters, attention maps, and other image sizes."""
@@ -442,6 +443,7 @@ def test_attention_maps_of_selected_layers() -> None:
     assert maps[2].shape == (2, 3, 19, 19)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.export warns about its own internals
 @pytest.mark.parametrize("option", ["plain", "relative", "rotary", "map", "hybrid", "conv stem"])
 def test_torch_export(option: str) -> None:
@@ -464,6 +466,7 @@ def test_adapt_channels_keeps_the_sum(old: int, new: int) -> None:
     assert (adapted.abs().sum((0, 2)) > 0).all()  # no channel is ignored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["plain", "conv stem"])
 def test_grayscale_image_gives_the_same_output_for_any_number_of_channels(option: str) -> None:
     model = make_vit(**OPTIONS[option])
@@ -501,6 +504,7 @@ def test_same_padding(size: int, kernel: int, stride: int) -> None:
     assert 0 <= (x.shape[-1] - size) - 2 * before <= 1  # the odd pixel comes last
 
 
+@pytest.mark.slow
 def test_small_resnet() -> None:
     """ResNet-20 has 0.27 M parameters (He et al., table 6), here with projections in two shortcuts."""
     model = build_model(ResNetConfig(image_size=32, layers=(3, 3, 3), num_classes=10, kind="cifar")).eval()
@@ -521,3 +525,16 @@ def test_bit_resnet() -> None:
     assert model.feature_map(images).shape == (2, 512, 8, 8)
     gray = adapt_model(model, in_channels=1, num_classes=0)
     assert gray(images[:, :1]).shape == (2, 512)
+
+
+def test_dropout_leaves_attention_weights_alone() -> None:
+    """As in the paper (B.1): dropout follows dense layers and position embeddings; attention weights have their own."""
+    model = make_vit(dropout=0.5)
+    assert {block.attention.attend.dropout for block in model.blocks} == {0.0}
+    assert {block.attention.attend.dropout for block in make_vit(attention_dropout=0.5).blocks} == {0.5}
+
+
+def test_single_image_is_refused() -> None:
+    model = make_vit()
+    with pytest.raises(ConfigError, match=r"images\[None\]"):
+        model(random_images(model)[0])

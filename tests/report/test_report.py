@@ -483,6 +483,7 @@ except PatchwordError as error:
 """
 
 
+@pytest.mark.slow
 def test_full_disk_keeps_the_old_report(report: TrainingReport, tmp_path: Path) -> None:
     path = write_training_report(tmp_path, report)
     before = path.read_bytes()

@@ -120,6 +120,7 @@ def wait_for_map(page: Page) -> None:
     page.wait_for_function("() => document.getElementById('canvas').getAttribute('aria-label').includes('brightest')")
 
 
+@pytest.mark.slow
 def test_uploaded_image_is_classified(page: Page) -> None:
     upload(page, image_file("red"))
     page.wait_for_selector("#scores button")
@@ -220,6 +221,7 @@ def test_unreadable_file_shows_an_error(page: Page) -> None:
     assert not page.locator("#status.error").count()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_phone_has_no_horizontal_scroll(browser: Browser, server: Server, scheme: Any) -> None:
     for page in open_page(browser, server, {"width": 360, "height": 700}, color_scheme=scheme, has_touch=True):
@@ -230,6 +232,7 @@ def test_phone_has_no_horizontal_scroll(browser: Browser, server: Server, scheme
             wait_for_map(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessibility(browser: Browser, server: Server, scheme: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
@@ -242,6 +245,7 @@ def test_accessibility(browser: Browser, server: Server, scheme: Any) -> None:
             wait_for_map(page)
 
 
+@pytest.mark.slow
 def test_model_without_attention(browser: Browser, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint(RESNETS["ResNet"]))
     with serving(tmp_path / "model", "--num-threads", 1) as server:
@@ -251,6 +255,7 @@ def test_model_without_attention(browser: Browser, tmp_path: Path) -> None:
             assert page.locator("input[value=attention]").is_hidden()
 
 
+@pytest.mark.slow
 def test_model_without_blocks(browser: Browser, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", color_checkpoint())
     with serving(tmp_path / "model", "--num-threads", 1) as server:
@@ -261,6 +266,7 @@ def test_model_without_blocks(browser: Browser, tmp_path: Path) -> None:
             assert page.locator("input[value=attention]").is_hidden()
 
 
+@pytest.mark.slow
 def test_token_form(browser: Browser, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", color_checkpoint())
     with serving(tmp_path / "model", "--num-threads", 1, PATCHWORD_TOKEN="secret") as locked:

@@ -73,6 +73,7 @@ def post(server: Server, path: str, data: bytes, kind: str = "image/png", **opti
 # Results
 
 
+@pytest.mark.slow
 def test_predictions_match_the_classifier(server: Server, folder: Path) -> None:
     data = png()
     expected = Classifier.load(folder)(data, top=3)
@@ -212,6 +213,7 @@ def test_error_codes(server: Server) -> None:
     check_problem(http_post(f"{server.url}/v1/predict", files=two), 422, "unreadable_image")
 
 
+@pytest.mark.slow
 def test_token(folder: Path) -> None:
     with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
         check_problem(http_get(f"{locked.url}/v1/model"), 401, "unauthorized")
@@ -221,6 +223,7 @@ def test_token(folder: Path) -> None:
         assert http_get(f"{locked.url}/healthz").status_code == http_get(locked.url).status_code == 200
 
 
+@pytest.mark.slow
 def test_invalid_ports_exit_with_2(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -273,6 +276,7 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_batched_results_belong_to_their_images(server: Server, folder: Path) -> None:
     """48 different images at once, most of which must share a batch: each gets its own result."""
     images = [png((30, 30), seed=i) for i in range(48)]
@@ -318,6 +322,7 @@ def test_abandoned_images_are_not_computed(server: Server) -> None:
     assert 40 <= computed <= 40 + 16, "abandoned images were computed"
 
 
+@pytest.mark.slow
 def test_full_queue_rejects_at_once(server: Server) -> None:
     data = png((30, 30))
     with ThreadPoolExecutor(64) as pool:
@@ -381,6 +386,7 @@ def refuses_connections(server: Server) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_accepted_requests(folder: Path) -> None:
     """The model is suspended while the signal arrives: waiting requests get a response, new ones are rejected."""
     with serving(folder, "--num-threads", 1) as stopping:
@@ -420,6 +426,7 @@ def test_unknown_parameters_and_paths(server: Server) -> None:
     assert "POST" in check_problem(http_get(f"{server.url}/v1/predict"), 405)
 
 
+@pytest.mark.slow
 def test_slow_headers_and_invalid_requests(server: Server) -> None:
     """Incomplete headers, first or second on a connection, are cut off after seconds; all logs are JSON."""
     port = int(server.url.rpartition(":")[2])
@@ -439,6 +446,7 @@ def test_slow_headers_and_invalid_requests(server: Server) -> None:
     assert [line for line in server.lines if not line.startswith("{")] == [], "all lines of standard error are JSON"
 
 
+@pytest.mark.slow
 def test_labels_that_look_like_indices(tmp_path: Path) -> None:
     """Labels may be numbers in another order: index= means the index, label= the name."""
     labels = tuple(sorted(str(i) for i in range(5)))
@@ -456,6 +464,7 @@ def test_labels_that_look_like_indices(tmp_path: Path) -> None:
         check_problem(post(each, "/v1/predict?method=rollout", png()), 422)
 
 
+@pytest.mark.slow
 def test_hanging_worker_is_replaced(folder: Path) -> None:
     limits = Limits(response_timeout=1.0)
     with TestClient(create_app(str(folder), limits, num_threads=1, log=io.StringIO())) as client:
@@ -465,6 +474,7 @@ def test_hanging_worker_is_replaced(folder: Path) -> None:
         wait_until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
 
 
+@pytest.mark.slow
 def test_empty_token_is_rejected(folder: Path) -> None:
     result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN="")
     assert result.returncode == 2
@@ -586,6 +596,7 @@ def test_slow_models_get_small_batches(seconds: float, task: str, expected: int)
     )
 
 
+@pytest.mark.slow
 def test_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
     """Images that do not fit into the pipe block the sender."""
     config = VITS["class"].replace(image_size=(256, 256), patch_size=(64, 64))
@@ -599,6 +610,7 @@ def test_worker_that_does_not_read_is_replaced(tmp_path: Path) -> None:
         wait_until(lambda: client.post("/v1/predict", content=png()).status_code == 200)
 
 
+@pytest.mark.slow
 def test_bodies_are_read_only_when_needed(folder: Path) -> None:
     """Requests without a token or endpoint get a response before their body, whatever its length."""
     with serving(folder, "--num-threads", 1, PATCHWORD_TOKEN="s3cret") as locked:
@@ -609,6 +621,7 @@ def test_bodies_are_read_only_when_needed(folder: Path) -> None:
                 assert each.recv(12) == b"HTTP/1.1 " + code
 
 
+@pytest.mark.slow
 def test_token_with_surrounding_spaces_is_rejected(folder: Path) -> None:
     result = run("serve", folder, "--port", 0, PATCHWORD_TOKEN=" secret")
     assert result.returncode == 2

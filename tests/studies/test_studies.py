@@ -24,6 +24,7 @@ from patchword.studies.study_report import study_figure, write_study
 from patchword.training.trainer import Trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_all_cells_can_be_built(name: str) -> None:
     for study in (make_study(name), make_study(name, load_recipe("cifar10_scratch"))):
@@ -83,6 +84,7 @@ def small_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patchword.studies.runner.OVERHEAD_SECONDS", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_overhead")
 def test_interrupted_study_resumes(tmp_path: Path, clock: Callable[[], float]) -> None:
     study, out = little_study(), tmp_path / "study"
@@ -137,6 +139,7 @@ def test_budget_for_too_few_steps_is_rejected(tmp_path: Path, clock: Callable[[]
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_overhead")
 def test_diverged_run_is_recorded(tmp_path: Path, clock: Callable[[], float]) -> None:
     diverging = BASE.replace(optim=OptimConfig(lr=1e30, clip_grad_norm=0.0))
@@ -192,6 +195,7 @@ def test_training_flops_match_manual_count() -> None:
     assert training_flops(make_checkpoint(config)) == 3 * 2 * macs
 
 
+@pytest.mark.slow
 def test_invalid_requests_are_rejected(tmp_path: Path) -> None:
     unknown_study = run("study", "color", "--out", tmp_path / "x")
     assert unknown_study.returncode == 2

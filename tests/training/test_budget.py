@@ -28,7 +28,7 @@ BUDGET = 30.0  # simulated seconds
 def budget_config(budget: float, **changes: Any) -> Config:
     """Learns the digits in about a hundred steps."""
     config = tiny_config(
-        model=tiny_config().model.replace(dropout=0.0, drop_path=0.0),
+        model=tiny_config().model.replace(dropout=0.0, attention_dropout=0.0, drop_path=0.0),
         augment=AugmentConfig(),
         optim=OptimConfig(name="muon", lr=1e-2, muon_lr=0.05, momentum=0.95),
         grad_accum_steps=1,
@@ -107,6 +107,7 @@ def check_finished(run: Path, min_top1: float = 0.5) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_budget_run_ends_on_time(machine: SimulatedMachine, tmp_path: Path) -> None:
     result = train(budget_config(BUDGET), tmp_path / "run", now=machine)
     rows = check_finished(tmp_path / "run")
@@ -117,12 +118,14 @@ def test_budget_run_ends_on_time(machine: SimulatedMachine, tmp_path: Path) -> N
     assert lrs[-1] < 0.1 * max(lrs), "the schedule did not reach its end"
 
 
+@pytest.mark.slow
 def test_startup_time_counts_towards_budget(machine: SimulatedMachine, tmp_path: Path) -> None:
     train(budget_config(BUDGET), tmp_path / "run", now=machine, started=machine() - 12.0)
     check_finished(tmp_path / "run")
     assert BUDGET - 12 - 3 < machine.elapsed <= BUDGET - 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow_third", [0, 1, 2])
 def test_budget_run_ends_on_time_despite_temporary_slowdown(
     machine: SimulatedMachine, tmp_path: Path, slow_third: int
@@ -133,6 +136,7 @@ def test_budget_run_ends_on_time_despite_temporary_slowdown(
     assert BUDGET - 4 < machine.elapsed <= BUDGET
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eval_every", [0.25, 1e6], ids=["measured", "estimated"])
 def test_budget_run_ends_on_time_with_slow_evaluation(
     machine: SimulatedMachine, tmp_path: Path, eval_every: float
@@ -157,6 +161,7 @@ def test_budget_run_ends_on_time_with_slow_saving(machine: SimulatedMachine, tmp
     assert last["seconds"] < BUDGET - machine.save_seconds, "no time was reserved for the last save"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_checkpoint", [True, False], ids=["from a checkpoint", "before the first checkpoint"])
 def test_time_before_kill_counts_towards_budget(
     machine: SimulatedMachine, tmp_path: Path, has_checkpoint: bool, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +199,7 @@ def test_budget_too_short_for_second_step_is_reported(machine: SimulatedMachine,
     assert any(note.code == "budget_too_short" and "40 s" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_train_command_with_budget_finishes(tmp_path: Path) -> None:
     """On the real clock, so nothing is asserted about time or accuracy."""
     run, recipe = tmp_path / "run", write_recipe(tmp_path / "recipe.py", budget_config(2.0))

@@ -77,6 +77,7 @@ def check_store_is_usable(run: Path, case: str) -> None:
     assert leftovers(run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_save_survives_kill_at_every_system_call(fork_server: ForkServer, tmp_path: Path, case: str) -> None:
     make_run(tmp_path / "run", case)
@@ -94,6 +95,7 @@ def test_save_survives_kill_at_every_system_call(fork_server: ForkServer, tmp_pa
         check_store_is_usable(run, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "kind"),
     [
@@ -261,6 +263,7 @@ def uninterrupted_state(fork_server: ForkServer, tmp_path_factory: pytest.TempPa
     return final_state(folder / "run", STEPS)
 
 
+@pytest.mark.slow
 def test_resume_skips_damaged_checkpoint(fork_server: ForkServer, uninterrupted_state: dict, tmp_path: Path) -> None:
     run = start_and_stop_run(fork_server, tmp_path)
     store = CheckpointStore(run, 2)
@@ -309,6 +312,7 @@ def test_resume_continues_with_truncated_metrics(
     assert final_state(run, STEPS)["state"] == uninterrupted_state["state"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [1000, 100_000])
 def test_full_disk_is_reported_and_run_can_resume(
     fork_server: ForkServer, uninterrupted_state: dict, tmp_path: Path, max_bytes: int

@@ -43,7 +43,10 @@ def fork_server() -> ForkServer:
 
 def make_config(**changes: Any) -> Config:
     """The batch size is divisible by 2, 3 and 4 processes and two micro-batches; every fourth step is evaluated."""
-    base: dict[str, Any] = {"model": tiny_config().model.replace(dropout=0.0, drop_path=0.0), "num_threads": 1}
+    base: dict[str, Any] = {
+        "model": tiny_config().model.replace(dropout=0.0, attention_dropout=0.0, drop_path=0.0),
+        "num_threads": 1,
+    }
     base |= {"steps": STEPS, "batch_size": 48, "eval_every": 0.15, "save_every": 3600.0}
     return tiny_config(**{**base, **changes})
 
@@ -77,6 +80,7 @@ def uninterrupted_run(fork_server: ForkServer, tmp_path_factory: pytest.TempPath
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "kind"), [(2, "plain"), (3, "plain"), (4, "plain"), (3, "lora")])
 def test_losses_match_single_process(uninterrupted_run: UninterruptedRun, world_size: int, kind: str) -> None:
     pairs = list(zip(rows(uninterrupted_run(world_size, kind)), rows(uninterrupted_run(1, kind)), strict=True))
@@ -87,6 +91,7 @@ def test_losses_match_single_process(uninterrupted_run: UninterruptedRun, world_
         assert actual[name] == pytest.approx(expected[name], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "kind"), [(2, "plain"), (3, "plain"), (4, "plain"), (3, "lora")])
 def test_killed_run_resumes_bit_identically(
     fork_server: ForkServer, uninterrupted_run: UninterruptedRun, tmp_path: Path, world_size: int, kind: str
@@ -128,6 +133,7 @@ if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
 """
 
 
+@pytest.mark.slow
 def test_torchrun_restart_resumes_bit_identically(uninterrupted_run: UninterruptedRun, tmp_path: Path) -> None:
     """The recipe kills rank 1 before step 15 of the first attempt."""
     reference, recipe = uninterrupted_run(2, "plain"), tmp_path / "recipe.py"

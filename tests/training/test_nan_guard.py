@@ -192,6 +192,7 @@ def micro_batch_range(trainer: Trainer, number: int) -> tuple[int, int]:
     return list(itertools.islice(trainer.batch_ranges(trainer.step), number + 1))[number]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", WEIGHT_CAUSES)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s)))
 def test_overflow_from_weights_is_located_and_replayed(

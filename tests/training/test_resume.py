@@ -47,7 +47,9 @@ def make_config(kind: str, workers: int = 0) -> Config:
     config = tiny_config(steps=STEPS, optim=optim, data=DataConfig(source="digits", num_workers=workers))
     if kind not in ("data_parallel", "bf16"):
         return config
-    config = config.replace(num_threads=2, model=config.model.replace(dropout=0.0, drop_path=0.0))
+    config = config.replace(
+        num_threads=2, model=config.model.replace(dropout=0.0, attention_dropout=0.0, drop_path=0.0)
+    )
     return config.replace(precision="bf16") if kind == "bf16" else config
 
 
@@ -69,6 +71,7 @@ def check_final_state(run: Path, reference: dict[str, Any]) -> None:
     assert leftovers(run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_run_resumes_bit_identically(
@@ -85,6 +88,7 @@ def test_killed_run_resumes_bit_identically(
     check_final_state(tmp_path / "run", references[kind])
 
 
+@pytest.mark.slow
 def test_run_killed_before_first_checkpoint_resumes(
     fork_server: ForkServer, references: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -113,6 +117,7 @@ def test_bf16_run_is_not_resumed_without_bf16_support(tmp_path: Path, monkeypatc
     assert error.value.code == "bf16_unsupported"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_saves_checkpoint_and_exits(
     fork_server: ForkServer, references: dict[str, dict[str, Any]], tmp_path: Path, signum: int, code: int
@@ -156,6 +161,7 @@ def test_second_signal_exits_without_saving(fork_server: ForkServer, tmp_path: P
     assert not (run / "checkpoints").exists(), "a checkpoint was saved, as after a single signal"
 
 
+@pytest.mark.slow
 def test_killed_command_resumes_bit_identically(
     fork_server: ForkServer, references: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:

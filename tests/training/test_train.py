@@ -106,6 +106,7 @@ def teacher(tmp_path: Path) -> Path:
     return tmp_path / "teacher"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_trains_one_step(name: str, teacher: Path, tmp_path: Path) -> None:
     data = DatasetSplits(stripes(16, 16, 3), stripes(8, 16, 3))
@@ -132,6 +133,7 @@ def test_recipe_from_user_file(tmp_path: Path) -> None:
         load_recipe("finetun")
 
 
+@pytest.mark.slow
 def test_run_writes_its_files_and_metrics(tmp_path: Path) -> None:
     result = train(config(steps=80, optim=OptimConfig(lr=1e-2)), tmp_path / "run", splits=make_splits())
     assert result is not None
@@ -165,6 +167,7 @@ def test_failed_start_leaves_no_run_dir(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_number_of_evaluations_is_limited_for_short_epochs(tmp_path: Path) -> None:
     few = DatasetSplits(make_splits().train.subset(np.arange(16)), make_splits().train.subset(np.arange(16, 32)))
     train(config(steps=450, batch_size=16, eval_every=1.0), tmp_path / "run", splits=few)
@@ -172,6 +175,7 @@ def test_number_of_evaluations_is_limited_for_short_epochs(tmp_path: Path) -> No
     assert 200 <= sum(row["kind"] == "val" for row in rows) <= 226
 
 
+@pytest.mark.slow
 def test_losses_depend_on_seed_but_not_on_num_workers() -> None:
     strong = AugmentConfig(crop="shift", flip=0.5, mixup=0.4, random_erasing=0.3)
 
@@ -182,6 +186,7 @@ def test_losses_depend_on_seed_but_not_on_num_workers() -> None:
     assert run() != run(seed=1)
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_keeps_losses() -> None:
     whole, accumulated = losses(make_trainer(), 6), losses(make_trainer(grad_accum_steps=4), 6)
     assert accumulated == pytest.approx(whole, abs=1e-5)
@@ -228,6 +233,7 @@ def test_class_weights_are_independent_of_gradient_accumulation() -> None:
     assert results[1] == pytest.approx(results[0], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", [
     OptimConfig(name="sgd", lr=0.03), OptimConfig(name="muon", lr=1e-2), OptimConfig(lr=1e-2, sam_rho=0.05),
     OptimConfig(lr=1e-2, layer_decay=0.7, head_lr_scale=2.0),
@@ -411,6 +417,7 @@ def test_ema_keeps_attention_masks(changes: dict[str, Any]) -> None:
         assert torch.equal(buffer, trainer.ema.model.get_buffer(name)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
 def test_wise_ft_interpolates_with_initial_weights_also_after_resume(teacher: Path, lora: int) -> None:
     """The initial weights include the probed head, which a resumed run reads from its checkpoint."""
@@ -443,6 +450,7 @@ def test_wise_ft_interpolates_with_initial_weights_also_after_resume(teacher: Pa
         assert torch.equal(tensor, resumed.eval_model.state_dict()[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("best_init_weight", "kept"), [(0.5, None), (0.0, "fine-tuned"), (1.0, "initial")])
 @pytest.mark.parametrize("earlier_is_best", [False, True])
 def test_validation_loss_selects_interpolation(
@@ -527,6 +535,7 @@ class KillAt(Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_older", [False, True], ids=["resolved", "older version"])
 def test_finetuning_run_resumes_with_resolved_or_older_config(teacher: Path, tmp_path: Path, is_older: bool) -> None:
     """Older versions saved the given config; the architecture comes from `init` either way."""
@@ -652,6 +661,7 @@ def test_probed_head_has_lower_initial_loss_than_zero_head(teacher: Path, tmp_pa
     assert nll["probe"] < 0.6 * nll["zero"]
 
 
+@pytest.mark.slow
 def test_probed_head_is_regularized_towards_pretrained_head(tmp_path: Path) -> None:
     """The same classes with other names, three images per class, one of them mislabeled."""
     train(config(steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "base", splits=make_splits())
@@ -668,6 +678,7 @@ def test_probed_head_is_regularized_towards_pretrained_head(tmp_path: Path) -> N
     assert (trainer.model(batch.images).argmax(1) == batch.targets).float().mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 @pytest.mark.parametrize("two_heads", [True, False])
 def test_distillation_reduces_loss(kind: Any, two_heads: bool, teacher: Path) -> None:
@@ -699,6 +710,7 @@ def test_teacher_gets_full_size_images_during_progressive_resizing(teacher: Path
     torch.testing.assert_close(inputs["teacher_logits"], trainer.teacher(batch.images))
 
 
+@pytest.mark.slow
 def test_both_heads_are_trained_without_teacher(tmp_path: Path) -> None:
     model = TINY.replace(distillation=True)
     result = train(config(model=model, steps=120, optim=OptimConfig(lr=1e-2)), tmp_path / "run", splits=make_splits())
@@ -744,6 +756,7 @@ def test_teacher_classes_match_by_synonym_or_wordnet_id() -> None:
         match_teacher_classes("t", ("cat, kitty", "dog"), 2, ("cat", "kitty"))
 
 
+@pytest.mark.slow
 def test_multi_label_training(tmp_path: Path) -> None:
     source = stripes(64)
     targets = np.eye(4, dtype=np.float32)[source.targets]
@@ -860,6 +873,7 @@ def test_loggers_write_tensorboard_and_reject_missing_package(tmp_path: Path) ->
         make_loggers(config(loggers=("mlflow", "wandb")))
 
 
+@pytest.mark.slow
 def test_cli_trains_and_refuses_to_resume_finished_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "patchword", "train", "quickstart", "--steps", "3", "--out", "run", "--json"]
     command += ["--model.depth", "1", "--model.embed-dim", "24", "--optim.betas", "0.9", "0.95"]
@@ -939,5 +953,5 @@ def test_cpu_data_parallel_matches_whole_batch(stem: Any) -> None:
     else:
         means = [s["stem.2.running_mean"] for s in states]
         torch.testing.assert_close(means[0], means[2], rtol=0.1, atol=0.05)
-    for changes in ({"dropout": 0.1}, {"drop_path": 0.1}):
+    for changes in ({"dropout": 0.1}, {"attention_dropout": 0.1}, {"drop_path": 0.1}):
         assert make_trainer(model=TINY.replace(**changes)).cpu_parallel is None, "threads would share one generator"

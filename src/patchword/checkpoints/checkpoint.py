@@ -47,7 +47,7 @@ class Checkpoint:
     multi_label: bool = False
 
     def build_model(self) -> Model:
-        """Build the model in float32 and evaluation mode, with these weights."""
+        """Build the model in float32 and evaluation mode. It shares memory with those `tensors` that are float32."""
         with torch.device("meta"):
             model = build_model(self.config)
         buffers = {name for name, _ in model.named_buffers()} - set(model.state_dict())

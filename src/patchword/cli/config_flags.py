@@ -33,6 +33,7 @@ RENAMED_FLAGS = {
     "--threads": "--num-threads",
     "--whole": "--include-preprocessing",
 }
+CHANGED_VALUES = {"--start-share": "Its value is 1 - start-share."}
 
 
 def renamed_flags() -> dict[str, str]:

@@ -37,7 +37,15 @@ from .commands.resume_command import resume
 from .commands.serve_command import serve
 from .commands.study_command import study
 from .commands.train_command import base_config, train
-from .config_flags import CONFIG_VALUES, ValueKind, extract_config_flags, model_flags, renamed_flags, run_flags
+from .config_flags import (
+    CHANGED_VALUES,
+    CONFIG_VALUES,
+    ValueKind,
+    extract_config_flags,
+    model_flags,
+    renamed_flags,
+    run_flags,
+)
 from .model_args import ModelArgs
 
 DESCRIPTION = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
@@ -121,5 +129,6 @@ def check_unknown_flags(words: list[str], config_flags: Iterable[str]) -> None:
         matches = difflib.get_close_matches(flag, sorted(known | set(config_flags)), n=1)
         suggestions = [renamed[flag]] if flag in renamed else matches
         hint = f" Did you mean {suggestions[0]}?" if suggestions else ""
+        hint += f" {CHANGED_VALUES[flag]}" if flag in CHANGED_VALUES else ""
         message = f"There is no option {word}.{hint} --help after a command lists its options."
         raise ConfigError(message, code="unknown_option")

@@ -81,6 +81,12 @@ class ModelArgs:
 NO_OVERRIDES = ModelArgs()
 
 
+def require_trained_head(classifier: "Classifier") -> None:
+    """Refuse predictions of a head that --num-classes has just replaced by zeros."""
+    if any(note.code == "head_replaced" for note in classifier.checkpoint.notes):
+        raise ConfigError("--num-classes replaced the head by zeros, so there is nothing to predict. Train it first.")
+
+
 def model_title(reference: str) -> str:
     """Return the title of a model in reports: the last component of its reference that says something."""
     path = Path(reference)

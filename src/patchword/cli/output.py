@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.runtime import busy_cores
 from ..core.text import escape_unprintable, print_stderr
 from ..errors import OutputError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..training import TrainResult
 
 EXIT_UNREADABLE = 3  # done, but some inputs could not be read
+MAX_BUSY_CORES = 0.5  # with which timings are still reliable
 MAX_LISTED = 100  # unreadable images on the screen; --json and --csv have all of them
 # Metrics in the order in which they are printed: their names on the screen and their formats.
 METRIC_FORMATS = {
@@ -90,6 +92,13 @@ def report_unreadable(unreadable: Sequence[tuple[str, str]], total: int) -> int:
     if unreadable:
         print_stderr(f"{len(unreadable):,} of {total:,} images could not be read.")
     return EXIT_UNREADABLE if unreadable else 0
+
+
+def print_busy_note() -> None:
+    """Warn on standard error, before something is timed, that other processes are running."""
+    busy = busy_cores()
+    if busy > MAX_BUSY_CORES:
+        print_stderr(f"note: other processes use {busy:.1f} cores, so timings are unreliable.")
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -45,7 +45,7 @@ def upgrade_model(document: dict[str, Any]) -> dict[str, Any]:
     """Renames the keys of a model.json of version 1 to those of version 2."""
     renamed = rename_keys(document, {"several": "multi_label"})
     if isinstance(renamed.get("config"), dict):
-        renamed["config"] = rename_keys(renamed["config"], MODEL_FIELDS)
+        renamed["config"] = split_dropout(rename_keys(renamed["config"], MODEL_FIELDS))
     return renamed
 
 
@@ -55,12 +55,19 @@ def upgrade_run(config: dict[str, Any]) -> dict[str, Any]:
     for section, fields in SECTION_FIELDS.items():
         if isinstance(renamed.get(section), dict):
             renamed[section] = rename_keys(renamed[section], fields)
+    if isinstance(renamed.get("model"), dict):
+        renamed["model"] = split_dropout(renamed["model"])
     resize = {new: renamed.pop(old) for old, new in RESIZE_FIELDS.items() if old in renamed}
     if resize:
         renamed["progressive_resize"] = resize
     if isinstance(renamed.get("start_share"), int | float):  # it weighted the initial weights
         renamed["wise_ft_alpha"] = 1 - renamed.pop("start_share")
     return renamed
+
+
+def split_dropout(model: dict[str, Any]) -> dict[str, Any]:
+    """Adds attention_dropout, which was part of dropout in version 1."""
+    return {**model, "attention_dropout": model["dropout"]} if "dropout" in model else model
 
 
 def rename_keys(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ MAX_CHANNELS, MAX_CLASSES, MAX_IMAGE_SIZE = 1024, 1_000_000, 16384
 MAX_TABLE_BYTES = 2**32
 
 # Fields without weights: a run may set them although the model comes from a checkpoint.
-REGULARIZATION_FIELDS = ("dropout", "drop_path", "patch_dropout", "grad_checkpointing")
+REGULARIZATION_FIELDS = ("dropout", "attention_dropout", "drop_path", "patch_dropout", "grad_checkpointing")
 
 Stem = Literal["linear", "resnet", "conv"]
 PosEmbed = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]
@@ -109,7 +109,9 @@ class ViTConfig(JsonConfig):
     """Width of the tanh layer of the pre-training head; None means a linear head alone."""
 
     dropout: float = 0.0
-    """Dropout probability of tokens, attention weights and the MLP; 0 means none."""
+    """Dropout probability after position embeddings, attention and both layers of the MLP; 0 means none."""
+    attention_dropout: float = 0.0
+    """Dropout probability of attention weights, which the paper does not drop; 0 means none."""
     drop_path: float = 0.0
     """Stochastic depth: probability of the last block's branches to be dropped, less in lower blocks; 0 means none."""
     patch_dropout: float = 0.0

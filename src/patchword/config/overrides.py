@@ -44,7 +44,12 @@ def apply_overrides(config: Config, overrides: dict[str, Any]) -> Config:
 
 
 def _reject_ignored(config: Config, overrides: dict[str, Any]) -> None:
-    """Refuses overrides of the architecture in a run whose architecture comes from `init`."""
+    """Refuses overrides of the architecture that something else determines: the data, or the weights of `init`."""
+    if "model.num_classes" in overrides and config.init is None:
+        raise ConfigError(
+            "model.num_classes would have no effect: the number of classes comes from the dataset.",
+            code="override_ignored",
+        )
     model_paths = [path for path in overrides if path.startswith("model.")]
     ignored = [path for path in model_paths if path.removeprefix("model.") not in REGULARIZATION_FIELDS]
     if config.init is not None and ignored:

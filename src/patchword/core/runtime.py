@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -173,6 +174,20 @@ def cpu_flags() -> set[str]:
     """Return the instruction sets that the CPU reports; a virtual machine may report some that crash."""
     lines = (line.partition(":")[2].split() for line in cpuinfo() if line.startswith(("flags", "Features")))
     return set(next(lines, []))
+
+
+def busy_cores(seconds: float = 0.2) -> float:
+    """Measure how many cores are busy while this process waits; 0 where the system does not tell."""
+    before = _cpu_times()
+    time.sleep(seconds)
+    spent = [after - earlier for after, earlier in zip(_cpu_times(), before, strict=True)]
+    total, idle = sum(spent), sum(spent[3:5])  # idle and waiting for the disk
+    return (os.cpu_count() or 1) * (1 - idle / total) if total > 0 else 0.0
+
+
+def _cpu_times() -> list[int]:
+    """Return the time that all cores spent in each state: user, nice, system, idle, iowait, ..."""
+    return [int(ticks) for ticks in _first_line(Path("/proc/stat")).split()[1:]]
 
 
 def cpuinfo() -> list[str]:

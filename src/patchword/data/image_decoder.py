@@ -26,11 +26,12 @@ Mode = Literal["RGB", "L"]
 # Only the formats of photos and screenshots. Pillow opens about forty formats, among them interpreters (EPS calls
 # Ghostscript) and decoders that are hardly tested.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+UNSUPPORTED_SUFFIXES = (".heic", ".heif", ".avif")  # listed as images, so that they are reported
 IMAGE_SUFFIXES = frozenset(
     [
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
         *(".ppm", ".pgm", ".pbm", ".pnm"),
-        *(".heic", ".heif", ".avif"),  # not decoded, but reported as unsupported
+        *UNSUPPORTED_SUFFIXES,
     ]
 )
 
@@ -119,7 +120,8 @@ def list_images(folder: str | Path) -> list[Path]:
         raise DataError(f"{folder} is not a folder{'' if folder.exists() else ', it does not exist'}. Check the path.")
     files = sorted(_walk(folder))
     if not files:
-        raise DataError(f"There are no images below {folder}. Supported suffixes: {', '.join(sorted(IMAGE_SUFFIXES))}.")
+        supported = ", ".join(sorted(IMAGE_SUFFIXES.difference(UNSUPPORTED_SUFFIXES)))
+        raise DataError(f"There are no images below {folder}. Supported suffixes: {supported}.")
     return files
 
 

@@ -1,5 +1,6 @@
 """Inference engines: each maps uint8 images, resized and cropped for the model, to logits."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -88,7 +89,9 @@ def prepare_engine(
 ) -> PreparedEngine:
     """Do the slow part of `open_engine`. The file is built once per model and cached."""
     if name not in ENGINES:
-        raise ConfigError(f"There is no engine {name!r}. Choose one of {', '.join(ENGINES)}, or auto.")
+        near = RENAMED_ENGINES.get(name) or next(iter(difflib.get_close_matches(name, ENGINES, n=1)), None)
+        hint = f" Did you mean {near}?" if near else ""
+        raise ConfigError(f"There is no engine {name!r}.{hint} Choose one of {', '.join(ENGINES)}, or auto.")
     spec = ENGINES[name]
     if spec.missing_packages:
         raise ConfigError(f"The engine {name} needs {', '.join(spec.missing_packages)}: {how_to_install('export')}.")
@@ -232,3 +235,4 @@ _SPECS = (
     ),
 )  # fmt: skip
 ENGINES = {spec.name: spec for spec in _SPECS}
+RENAMED_ENGINES = {"onnx-merged": "onnx-int8-tome", "onnx-static": "onnx-int8-static"}

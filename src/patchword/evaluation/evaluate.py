@@ -66,23 +66,26 @@ class ClassifierRun:
 
 
 def evaluate(
-    classifier: Classifier,
+    classifier: Classifier | str | Path,
     data: str | Path | Sequence[InputImage],
     *,
-    compare_to: Classifier | None = None,
+    compare_to: Classifier | str | Path | None = None,
     batch_size: int = BATCH_SIZE,
     on_progress: Callable[[], object] = lambda: None,
 ) -> Evaluation:
     """Measure a classifier.
 
     Args:
-        classifier: the model to evaluate.
+        classifier: the model to evaluate, or a reference to it.
         data: a folder with one folder per class, a dataset reference, or labeled images. Classes are matched by
             label, ImageNet WordNet id or index.
         compare_to: another model, which is evaluated on the same images and compared by a paired test.
         batch_size: images in a batch on each core.
         on_progress: called after each image.
     """
+    classifier = classifier if isinstance(classifier, Classifier) else Classifier.load(classifier)
+    if compare_to is not None and not isinstance(compare_to, Classifier):
+        compare_to = Classifier.load(compare_to)
     if compare_to is not None and (classifier.checkpoint.multi_label or compare_to.checkpoint.multi_label):
         raise DataError("Only single-label models can be compared.", code="unsupported_by_model")
     multi_label = classifier.checkpoint.multi_label

@@ -47,7 +47,7 @@ class Encoder:
         return cls(read_checkpoint(reference, **fields))
 
     def decode(self, image: ImageInput, *, full: bool = False) -> DecodedImage:
-        """The image, and what the model sees of it. See `inference.decode.decode`."""
+        """The image, and what the model sees of it. See `inference.open_image.decode`."""
         return decode(image, self.preprocess, full=full)
 
     def pixels(self, image: ImageInput, *, full: bool = False) -> Tensor:

@@ -74,7 +74,10 @@ def explain_batch(model: ViT | ResNetBase, images: Tensor, classes: Tensor, meth
     assert isinstance(model, ViT)
     if method == "relevance":
         return relevance(model, images, classes)
-    return rollout(model, images) if method == "rollout" else head_attention(model, images)[:, -1].mean(dim=1)
+    if method == "rollout":
+        return rollout(model, images)
+    assert method == "attention", f"The method {method!r} is not implemented."
+    return head_attention(model, images)[:, -1].mean(dim=1)
 
 
 def max_batch_size(model: ViT | ResNetBase) -> int:

@@ -17,6 +17,7 @@ State = dict[str, Tensor]
 # Fields that do not affect any tensor.
 WEIGHTLESS_FIELDS = {
     "dropout",
+    "attention_dropout",
     "drop_path",
     "patch_dropout",
     "grad_checkpointing",

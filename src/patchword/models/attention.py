@@ -52,7 +52,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = norm(), norm()
         self.rotary = Rotary(config) if config.pos_embed == "rotary" else nn.Identity()
         self.bias = make_bias(config, layer)
-        self.attend = ScaledDotProductAttention(config.dropout)
+        self.attend = ScaledDotProductAttention(config.attention_dropout)
         self.out = nn.Linear(inner_dim, config.embed_dim, bias=config.out_bias)
 
     def forward(self, x: Tensor, grid: Size | None = None) -> Tensor:  # (B, N, D) -> (B, N, D)

@@ -31,9 +31,12 @@ def check_images(images: Tensor, config: ViTConfig, *, smaller: bool = False) ->
         return
     field = "image_size" if images.ndim == 4 and images.shape[1] == expected[0] else "in_channels"
     shape = ", ".join(map(str, expected))
+    advice = f"To adapt its weights, load it with another {field}."
+    if images.ndim == 3:
+        advice = "To classify one image, use images[None]."
     raise ConfigError(
         f"The model takes images of shape (batch, channels, height, width) = (B, {shape}), "
-        f"not {tuple(images.shape)}. To adapt its weights, load it with another {field}."
+        f"not {tuple(images.shape)}. {advice}"
     )
 
 

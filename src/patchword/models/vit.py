@@ -8,7 +8,8 @@
 MSA is in attention.py, E_pos in pos_embed.py, and the sizes in config/model.py. Options that the paper's model does not
 use are off by default, and most live in other files of this package.
 
-Shapes: B images, N tokens (prefix tokens, then patches row by row), D embed_dim, P patch_size, K classes.
+Shapes: B images, N tokens (patches row by row, after any prefix tokens), C channels, D embed_dim, P patch_size,
+K classes.
 """
 
 import torch
@@ -75,7 +76,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
         self.attention = Attention(config, layer)
-        self.add1 = Branch(config, layer)
+        self.add1 = Branch(config, layer)  # dropout, LayerScale, drop path: the identity by default
         self.norm2 = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
         self.mlp = SwiGLU(config) if config.activation == "swiglu" else MLP(config)
         self.add2 = Branch(config, layer)
@@ -114,10 +115,10 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.depth))
         norm_dim = config.pooled_dim if config.norm_after_pool else dim
         self.norm = nn.Identity() if config.post_norm else nn.LayerNorm(norm_dim, eps=config.norm_eps)
-        self.pool = make_pool(config)  # the class token
+        self.pool = make_pool(config)  # z_L^0, the class token: tokens[:, 0]
         self.pre_logits = nn.Linear(config.pooled_dim, config.pre_logits) if config.pre_logits else None
-        head_dim = config.pre_logits or config.pooled_dim
-        self.head = nn.Linear(head_dim, config.num_classes) if config.num_classes else nn.Identity()
+        head_in = config.pre_logits or config.pooled_dim
+        self.head = nn.Linear(head_in, config.num_classes) if config.num_classes else nn.Identity()
         if init:
             init_weights(self)
 
@@ -142,10 +143,11 @@ class ViT(nn.Module):
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """z_0: prefix tokens and patch embeddings, plus position embeddings: (B, N, D)."""
-        x = self.patch_embed(self.patchify(images))
+        x = self.patch_embed(self.patchify(images))  # x_p E
         rate = self.config.patch_dropout if self.training else 0.0
         keep = patch_dropout_indices(x, rate) if rate else None
-        return self.drop(self.positions(x, self.prefix_tokens(x.shape[0]), patch_grid(images, self.config), keep))
+        grid = patch_grid(images, self.config)
+        return self.drop(self.positions(x, self.prefix_tokens(x.shape[0]), grid, keep))  # [x_class; x_p E] + E_pos
 
     def patchify(self, images: Tensor) -> Tensor:
         """x_p: images to flattened patches (B, N, C*P*P); flattened patches are returned as they are."""

@@ -25,7 +25,11 @@ MIN_CHUNK, MIN_CHUNK_BATCH_NORM = 4, 32  # images; batch norm sees its chunk onl
 def num_chunks(config: Config, model: nn.Module, group: ProcessGroup) -> int:
     """Return how many chunks a batch is computed in; 1 if chunks would not give the gradient of the whole batch."""
     is_random = isinstance(config.model, ViTConfig) and (
-        config.model.dropout or config.model.drop_path or config.model.patch_dropout or config.model.grad_checkpointing
+        config.model.dropout
+        or config.model.attention_dropout
+        or config.model.drop_path
+        or config.model.patch_dropout
+        or config.model.grad_checkpointing
     )  # threads would draw from one generator, in no fixed order
     if group.size > 1 or group.device.type != "cpu" or is_random:
         return 1

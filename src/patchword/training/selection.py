@@ -10,6 +10,7 @@ from .callbacks import LogRow
 from .ema import ModelEma
 from .evaluator import EvalOutputs
 
+MIN_EVIDENCE = 2.0  # nats of validation log-likelihood that an endpoint must gain; less is noise with few images
 ENDPOINTS = {0.0: "fine-tuned", 1.0: "initial"}  # the weights that are compared with their interpolation
 
 
@@ -26,9 +27,10 @@ def is_better(row: LogRow, best: LogRow | None) -> bool:
 def select_interpolation(
     ema: ModelEma, outputs: EvalOutputs, evaluate: Callable[[nn.Module], EvalOutputs]
 ) -> tuple[EvalOutputs, Note | None]:
-    """Keep the fine-tuned or the initial weights if one has a lower validation loss than their interpolation.
+    """Keep the fine-tuned or the initial weights if one is clearly better on validation than their interpolation.
 
-    On images unlike those of pre-training, the interpolation can be worse than both.
+    On images unlike those of pre-training, the interpolation can be worse than both. "Clearly" means a gain of
+    `MIN_EVIDENCE` in the total log-likelihood: a few images, all classified correctly, cannot decide.
 
     Args:
         ema: Its model is replaced if an endpoint is better.
@@ -42,9 +44,9 @@ def select_interpolation(
     candidates |= {weight: evaluate(ema.interpolate(weight)) for weight in ENDPOINTS}
     losses = {weight: float(each.metrics()["nll"]) for weight, each in candidates.items()}
     best = min(losses, key=losses.__getitem__)
-    if best == ema.init_weight:
-        return outputs, None
     interpolated = losses[ema.init_weight]
+    if (interpolated - losses[best]) * len(outputs.targets) < MIN_EVIDENCE:
+        return outputs, None
     ema.model = ema.interpolate(best)
     text = (
         f"The {ENDPOINTS[best]} weights are kept: their validation loss is {losses[best]:.4f}, that of the "

@@ -145,6 +145,7 @@ def test_unicode_paths_and_labels(folder: Path) -> None:
     assert np.asarray(source.read(0, mode="L"))[0, 0] == 9
 
 
+@pytest.mark.slow
 def test_a_million_lines(folder: Path) -> None:
     lines = "".join(f"p/{i}.png,class {i % 100}\n" for i in range(1_000_000))
     path = table(folder, "path,label\n" + lines)

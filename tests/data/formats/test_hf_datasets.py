@@ -144,6 +144,7 @@ def open_in_new_process(reference: str, endpoint: str, home: Path, **environment
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_hub_dataset_is_downloaded_then_read_from_the_cache(hub: DatasetHub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     expected = {
@@ -157,6 +158,7 @@ def test_hub_dataset_is_downloaded_then_read_from_the_cache(hub: DatasetHub, tmp
     assert offline["splits"] == expected
 
 
+@pytest.mark.slow
 def test_unknown_dataset_and_missing_network_are_hub_errors(hub: DatasetHub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     unknown = open_in_new_process("hf-datasets:owner/unknown", endpoint, tmp_path)

@@ -366,6 +366,7 @@ def black_and_white(pairs: int, height: int = 16, width: int = 24) -> tuple[torc
 MIXES = [AugmentConfig(mixup=0.8), AugmentConfig(cutmix=1.0), AugmentConfig(mixup=0.8, cutmix=1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", MIXES)
 def test_labels_are_mixed_like_pixels(config: AugmentConfig) -> None:
     before, labels = black_and_white(500)

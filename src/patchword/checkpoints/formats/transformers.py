@@ -227,6 +227,7 @@ def transformers_config(config: ViTConfig, labels: tuple[str, ...] | None) -> Fi
     result |= {"image_size": size_to_json(config.image_size), "patch_size": size_to_json(config.patch_size)}
     result |= {"num_channels": config.in_channels, "qkv_bias": config.qkv_bias, "layer_norm_eps": config.norm_eps}
     result |= {"hidden_act": acts.get(config.activation, "gelu"), "hidden_dropout_prob": config.dropout}
+    result |= {"attention_probs_dropout_prob": config.attention_dropout}
     if "dino" in kind:
         result |= {"mlp_ratio": dino_mlp_ratio(config), "use_swiglu_ffn": config.activation == "swiglu"}
         result |= {"num_register_tokens": config.num_registers} if config.num_registers else {}

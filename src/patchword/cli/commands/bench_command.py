@@ -10,7 +10,7 @@ from ...core.text import print_stderr
 from ...errors import ConfigError
 from ..labeled_data import load_labeled_images
 from ..model_args import MODEL_ARG, NO_OVERRIDES, Flag, JsonFlag, ModelArgs, arg, model_title
-from ..output import print_json, print_table, progress, report_unreadable
+from ..output import print_busy_note, print_json, print_table, progress, report_unreadable
 
 if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
@@ -46,6 +46,7 @@ def bench(
     from ...report.figure_files import require_empty_dir
 
     check_engine_names(engines)
+    print_busy_note()
     if out:
         require_empty_dir(out, overwrite)
     classifier = model_args.load_classifier(model)

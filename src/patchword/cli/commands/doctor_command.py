@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 from ...errors import ConfigError
 from ..model_args import JsonFlag, arg
-from ..output import print_json, progress
+from ..output import print_busy_note, print_json, progress
 
 if TYPE_CHECKING:
     from ...core.findings import Finding
@@ -56,6 +56,7 @@ def diagnose(what: str | None, image_size: tuple[int, int], patch_size: tuple[in
     from ...training.run_dir import CONFIG_FILE
 
     if what is None:
+        print_busy_note()
         with progress("testing engines", len(ENGINES)) as step:
             return [*machine_findings(), precision_finding(), *engine_findings(step)]
     if (Path(what) / CONFIG_FILE).is_file():

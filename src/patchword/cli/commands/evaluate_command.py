@@ -8,7 +8,17 @@ from tyro.conf import OmitArgPrefixes, Positional
 from ...core.text import print_stderr
 from ...errors import ConfigError
 from ..labeled_data import load_labeled_images
-from ..model_args import NO_OVERRIDES, EngineName, Flag, JsonFlag, ModelArgs, ModelReference, arg, model_title
+from ..model_args import (
+    NO_OVERRIDES,
+    EngineName,
+    Flag,
+    JsonFlag,
+    ModelArgs,
+    ModelReference,
+    arg,
+    model_title,
+    require_trained_head,
+)
 from ..output import print_evaluation, print_json, progress, report_unreadable, require_new_files
 
 if TYPE_CHECKING:
@@ -55,6 +65,7 @@ def evaluate(
     if out:
         require_empty_dir(out, overwrite)
     classifier = model_args.load_classifier(model, engine)
+    require_trained_head(classifier)
     if corruptions and classifier.checkpoint.multi_label:
         raise ConfigError("--corruptions does not work with multi-label models.")
     other = Classifier.load(compare_to) if compare_to else None

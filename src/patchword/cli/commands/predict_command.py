@@ -7,7 +7,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from ...core.text import pluralize, print_stderr
 from ...errors import ConfigError
-from ..model_args import NO_OVERRIDES, EngineName, Flag, JsonFlag, ModelArgs, ModelReference, arg
+from ..model_args import NO_OVERRIDES, EngineName, Flag, JsonFlag, ModelArgs, ModelReference, arg, require_trained_head
 from ..output import EXIT_UNREADABLE, print_json, print_predictions, progress, report_unreadable, require_new_files
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def predict(
 
     inputs = resolve_images(images)
     classifier = model_args.load_classifier(model, engine)
+    require_trained_head(classifier)
     writer = ExplanationWriter(classifier, inputs, explain, overwrite=overwrite) if explain else None
     if csv:
         return write_csv(classifier, inputs, top, csv, writer)
