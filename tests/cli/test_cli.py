@@ -423,8 +423,9 @@ def test_bench_lists_unreadable_images(model: Path, data: Path, command: Run) ->
     assert row["accuracy"] == 1.0
 
 
-@pytest.mark.parametrize("name", ["predict", "evaluate"])
+@pytest.mark.parametrize("name", ["predict", "evaluate", "serve"])
 def test_new_head_cannot_predict(model: Path, data: Path, command: Run, name: str) -> None:
-    result = command(name, model, data, "--num-classes", 7)
+    inputs = ["--port", 0] if name == "serve" else [data]
+    result = command(name, model, *inputs, "--num-classes", 7)
     assert result.returncode == 2
     assert "--num-classes" in result.stderr

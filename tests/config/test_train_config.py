@@ -121,6 +121,17 @@ def test_contradictions(values: dict[str, Any], expected: list[str]) -> None:
         {"augment": {"scale": [1, 1], "ratio": [1, 1], "flip": 1, "cutout": 1}},
         {"optim": {"weight_decay": 0, "clip_grad_norm": 0, "head_lr_scale": 0, "betas": [0, 0]}},
         {"schedule": {"warmup_fraction": 0.5, "cooldown_fraction": 0.5, "min_lr_ratio": 1}},
+        {"schedule": {"warmup_fraction": 0, "cooldown_fraction": 1, "min_lr_ratio": 0}},
+        {"data": {"train_fraction": 1, "num_workers": 0, "cache_gib": 0}},
+        {"data": {"num_workers": 256}},
+        {"augment": {"mixup": 0, "cutmix": 100, "randaug_ops": 16, "randaug_magnitude": 30, "color_jitter": 1}},
+        {"augment": {"mixup": 100, "cutmix": 0, "randaug_ops": 0, "randaug_magnitude": 0, "random_erasing": 1}},
+        {"augment": {"shift_limit": 1, "flip": 0, "cutout": 0}},
+        {"optim": {"momentum": 0, "layer_decay": 1, "sam_rho": 0}},
+        {"distill": {"weight": 0}, "progressive_resize": {"scale": 1, "fraction": 0}},
+        {"distill": {"weight": 1}, "progressive_resize": {"scale": 0.5, "fraction": 1}},
+        {"seed": 0, "ema": 0, "label_smoothing": 0, "lora_rank": 1024, "wise_ft_alpha": 1},
+        {"seed": 2**63 - 1, "batch_size": 2**20, "grad_accum_steps": 2**20, "num_threads": 1},
     ],
 )
 def test_limits_are_valid(values: dict[str, Any]) -> None:

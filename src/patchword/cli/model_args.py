@@ -81,9 +81,9 @@ class ModelArgs:
 NO_OVERRIDES = ModelArgs()
 
 
-def require_trained_head(classifier: "Classifier") -> None:
+def require_trained_head(checkpoint: "Checkpoint") -> None:
     """Refuse predictions of a head that --num-classes has just replaced by zeros."""
-    if any(note.code == "head_replaced" for note in classifier.checkpoint.notes):
+    if any(note.code == "head_replaced" for note in checkpoint.notes):
         raise ConfigError("--num-classes replaced the head by zeros, so there is nothing to predict. Train it first.")
 
 

@@ -45,7 +45,7 @@ def select_interpolation(
     losses = {weight: float(each.metrics()["nll"]) for weight, each in candidates.items()}
     best = min(losses, key=losses.__getitem__)
     interpolated = losses[ema.init_weight]
-    if (interpolated - losses[best]) * len(outputs.targets) < MIN_EVIDENCE:
+    if best == ema.init_weight or (interpolated - losses[best]) * len(outputs.targets) < MIN_EVIDENCE:
         return outputs, None
     ema.model = ema.interpolate(best)
     text = (

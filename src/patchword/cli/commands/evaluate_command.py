@@ -65,7 +65,7 @@ def evaluate(
     if out:
         require_empty_dir(out, overwrite)
     classifier = model_args.load_classifier(model, engine)
-    require_trained_head(classifier)
+    require_trained_head(classifier.checkpoint)
     if corruptions and classifier.checkpoint.multi_label:
         raise ConfigError("--corruptions does not work with multi-label models.")
     other = Classifier.load(compare_to) if compare_to else None

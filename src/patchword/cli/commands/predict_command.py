@@ -49,7 +49,7 @@ def predict(
 
     inputs = resolve_images(images)
     classifier = model_args.load_classifier(model, engine)
-    require_trained_head(classifier)
+    require_trained_head(classifier.checkpoint)
     writer = ExplanationWriter(classifier, inputs, explain, overwrite=overwrite) if explain else None
     if csv:
         return write_csv(classifier, inputs, top, csv, writer)

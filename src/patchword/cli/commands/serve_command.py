@@ -6,7 +6,7 @@ import socket
 from tyro.conf import OmitArgPrefixes
 
 from ...errors import ConfigError, how_to_install
-from ..model_args import NO_OVERRIDES, EngineName, ModelArgs, ModelReference, model_title
+from ..model_args import NO_OVERRIDES, EngineName, ModelArgs, ModelReference, model_title, require_trained_head
 
 TOKEN = "PATCHWORD_TOKEN"
 
@@ -50,7 +50,9 @@ def serve(
         raise ConfigError(f"{TOKEN} must be printable ASCII, not empty, without surrounding spaces. Unset it for none.")
     limits = Limits(batch_size=batch_size, queue_size=queue_size)
     with open_listener(host, port) as listener:  # a port in use is reported before the model is loaded
-        run_server(model_args.read(model), model_title(model), listener, token, num_threads, limits, engine)
+        checkpoint = model_args.read(model)
+        require_trained_head(checkpoint)
+        run_server(checkpoint, model_title(model), listener, token, num_threads, limits, engine)
     return 0
 
 
