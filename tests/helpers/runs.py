@@ -74,6 +74,10 @@ class ChildProcess:
         """Return the exit code; -N if signal N ended the process."""
         return self.server.request(wait=self.pid)
 
+    def has_exited(self) -> bool:
+        """Whether the process has ended; until `wait` it is a zombie."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
     def kill(self) -> int:
         self.send_signal(signal.SIGKILL)
         return self.wait()

@@ -96,7 +96,10 @@ def test_losses_match_single_process(uninterrupted_run: UninterruptedRun, world_
 def test_killed_run_resumes_bit_identically(
     fork_server: ForkServer, uninterrupted_run: UninterruptedRun, tmp_path: Path, world_size: int, kind: str
 ) -> None:
-    """All processes are killed at step 9; after resuming, only the last one at step 14, whereupon the others exit."""
+    """All processes are killed at step 9; after resuming, only the last one at step 14.
+
+    Then the others exit with an error. Rarely, Gloo leaves them waiting for the dead one; torchrun would kill them.
+    """
     reference, run = uninterrupted_run(world_size, kind), tmp_path / "run"
     recipe = reference.with_name("recipe.py")
     for step, log in ((9, tmp_path / "first"), (14, tmp_path / "second")):
@@ -111,7 +114,9 @@ def test_killed_run_resumes_bit_identically(
         else:
             assert children[-1].kill() == -signal.SIGKILL
             pause_marker.unlink()
-            assert_exit_codes(children[:-1], 1)
+            survivors = children[:-1]
+            wait_until(lambda survivors=survivors: all(child.has_exited() for child in survivors), 60)
+            assert {child.kill() for child in survivors} <= {1, -signal.SIGKILL}
     assert_exit_codes(start_ranks(fork_server, world_size, recipe, run, tmp_path / "log"), 0)
     assert final_state(run, STEPS) == final_state(reference, STEPS)
     assert leftovers(run) == []
