@@ -62,6 +62,9 @@ CLASS_CODES = {
     "TrainingError": "training_failed",
 }
 RAISED_CODES = {
+    "invalid_arguments",
+    "missing_argument",
+    "unknown_command",
     "ambiguous_class",
     "bf16_unsupported",
     "budget_too_short",

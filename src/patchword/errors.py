@@ -19,7 +19,13 @@ Each message says what is wrong, where, and what to do. The command line prints 
 code 2.
 """
 
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any, Self
+
+# Messages link to pages of the documentation, which a wheel does not contain.
+DOCS_URL = "https://patchword.github.io/patchword/"
 
 
 class PatchwordError(Exception):
@@ -34,9 +40,18 @@ class PatchwordError(Exception):
 
 
 class ConfigError(PatchwordError, ValueError):
-    """A configuration or request that contradicts itself or is out of range."""
+    """A configuration or request that contradicts itself or is out of range.
+
+    Attributes:
+        field: path of the field with an invalid value, such as "optim.lr"; "" if it is not about one field.
+        problem: what is wrong with that value, the message without the path.
+    """
 
     code = "invalid_config"
+
+    def __init__(self, message: str = "", *, code: str | None = None, field: str = "", problem: str = "") -> None:
+        super().__init__(message, code=code)
+        self.field, self.problem = field, problem
 
 
 class CheckpointError(PatchwordError):
@@ -130,5 +145,19 @@ class Note(str):
 
 
 def how_to_install(extra: str) -> str:
-    """Returns how to install an optional extra, from a clone, since no package index has patchword."""
-    return f"in a clone of patchword, pip install -c constraints.txt '.[{extra}]'"
+    """Returns the command that installs an optional extra, for an installation from a clone or from a wheel."""
+    if is_clone():
+        return f"in the clone of patchword, pip install -c constraints.txt '.[{extra}]'"
+    return f"pip install 'patchword[{extra}]'"
+
+
+def is_clone() -> bool:
+    """Whether this code runs in a clone (an editable installation, too), or was installed from a local folder."""
+    source = Path(__file__).resolve().parent.parent
+    if source.name == "src" and (source.parent / "pyproject.toml").is_file():
+        return True
+    try:
+        record = distribution("patchword").read_text("direct_url.json")  # which pip writes, but not for an index
+        return record is not None and "dir_info" in json.loads(record)
+    except (PackageNotFoundError, ValueError):
+        return False

@@ -200,13 +200,13 @@ def test_hub_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "MODEL"], "No images"),
+        (["predict", "MODEL"], "IMAGE"),
         (["predict", "no-such-model", "DATA"], "no-such-model"),
         (["predict", "MODEL", "a.png", "--top", "0"], r"--top .*\b1\b.*\b0\b"),
         (["evaluate", "MODEL", "no-such-data"], "no-such-data"),
         (["evaluate", "MODEL", "DATA/red"], "DATA/red"),
         (["evaluate", "MODEL", "DATA", "--batch-size", "0"], "--batch-size"),
-        (["evaluate", "MODEL", "DATA", "--num-heads", "three"], "num_heads"),
+        (["evaluate", "MODEL", "DATA", "--num-heads", "three"], "--num-heads .*'three'"),
         (["evaluate", "MODEL", "DATA", "--num-heads"], "--num-heads .*value"),
         (["evaluate", "MODEL", "DATA", "--depth", "2"], "depth"),
         (["evaluate", "MODEL", "DATA", "--labels", "missing.txt"], r"--labels: missing\.txt"),

@@ -8,13 +8,13 @@ from patchword.cli.config_flags import (
     RENAMED_FLAGS,
     as_list,
     extract_config_flags,
-    flag_name,
     model_flags,
     parse_field,
     renamed_flags,
     run_flags,
     value_kind,
 )
+from patchword.config.overrides import flag_of
 from patchword.errors import ConfigError
 from patchword.recipes import load_recipe
 
@@ -91,7 +91,7 @@ def test_renamed_config_flags_exist() -> None:
     assert missing == []
 
 
-def test_flag_name_and_as_list() -> None:
-    assert flag_name("optim.head_lr_scale") == "--optim.head-lr-scale"
+def test_flag_of_and_as_list() -> None:
+    assert flag_of("optim.head_lr_scale") == "--optim.head-lr-scale"
     assert as_list(1) == [1]
     assert as_list([1, 2]) == [1, 2]

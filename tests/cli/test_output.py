@@ -14,7 +14,6 @@ from patchword.cli.output import (
     print_json,
     print_notes,
     print_table,
-    progress,
     report_unreadable,
     require_new_files,
 )
@@ -65,12 +64,6 @@ def test_json_goes_to_standard_output_and_notes_to_standard_error(capsys: pytest
 def test_print_table_aligns_columns(capsys: pytest.CaptureFixture[str]) -> None:
     print_table([("engine", "ms"), ("torch", "12.5"), ("onnx-int8", "")])
     assert capsys.readouterr().out.splitlines() == ["engine       ms", "torch      12.5", "onnx-int8"]
-
-
-def test_progress_prints_nothing_unless_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress("reading", 2) as step:
-        assert [step(), step()] == [True, True]
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_architecture_of_init_cannot_be_changed() -> None:
 )
 def test_contradictions(both: dict[str, Any]) -> None:
     names = sorted(both, key=["model", "init", "budget", "steps", "epochs"].index)
-    with pytest.raises(ConfigError, match="^" + " .*".join(names)) as error:
+    with pytest.raises(ConfigError, match="^--" + " .*--".join(names)) as error:
         apply_overrides(FINETUNE, both)
     assert error.value.code == "invalid_config"
 
@@ -135,4 +135,4 @@ def test_num_classes_of_a_run_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         apply_overrides(Config(), {"model": "Ti/16", "model.num_classes": 7})
     assert error.value.code == "override_ignored"
-    assert "model.num_classes" in str(error.value)
+    assert "--model.num-classes" in str(error.value)

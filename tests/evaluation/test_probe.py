@@ -247,7 +247,8 @@ def test_probe_command_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     one, ten = (np.mean(found["few_shot"][n]) for n in ("1", "10"))
     assert 0.3 < one < ten < found["logistic"]
     assert found["logistic"] > 0.9
-    assert result.stderr == ""
+    # On a slow machine there are lines of progress, and nothing else.
+    assert [line for line in result.stderr.splitlines() if not line.startswith("encoding: ")] == []
 
 
 @pytest.mark.slow

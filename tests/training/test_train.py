@@ -844,7 +844,7 @@ def test_apply_overrides() -> None:
     assert changed.init is None
     assert apply_overrides(base, {"init": "none"}).init is None
     assert apply_overrides(base, {"model.drop_path": 0.1}).init == base.init
-    with pytest.raises(ConfigError, match=r"^model\.depth .*hf:timm.*--image-size") as error:
+    with pytest.raises(ConfigError, match=r"^--model\.depth .*hf:timm.*--image-size") as error:
         apply_overrides(base, {"model.depth": 6, "model.drop_path": 0.1})
     assert error.value.code == "override_ignored"
     assert "drop_path" not in str(error.value)

@@ -6,13 +6,15 @@ content of the files is read elsewhere.
 """
 
 import re
+import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..core.io import file_digest
+from ..core.progress import report_lines
 from ..errors import HubError
 
 EXAMPLE = "hf:google/vit-base-patch16-224 or hf:google/vit-base-patch16-224@main"
@@ -84,10 +86,16 @@ def _download(repo: str, revision: str, storage: Path, endpoint: str) -> Path:
     # Weights come last, so that a directory with weights is complete.
     for name in _select_files(checksums, f"{repo} at {endpoint}"):
         # With a commit hash, the library uses its cache without another request.
-        path = hf_hub_download(repo, name, revision=commit, cache_dir=storage.parent, endpoint=endpoint)
+        with _report_download(f"{repo}/{name}"):
+            path = hf_hub_download(repo, name, revision=commit, cache_dir=storage.parent, endpoint=endpoint)
         _verify(Path(path), checksums[name])
     _save_ref(storage, revision, commit)
     return storage / "snapshots" / commit
+
+
+def _report_download(title: str) -> AbstractContextManager[None]:
+    """Print a line every few seconds where there is no terminal; on a terminal, huggingface_hub shows a bar."""
+    return nullcontext() if sys.stderr.isatty() else report_lines(lambda: f"downloading {title}")
 
 
 def _list_files(repo: str, revision: str, endpoint: str) -> tuple[str, dict[str, str | None]]:

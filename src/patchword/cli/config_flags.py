@@ -1,7 +1,7 @@
 """Flags that are fields of a configuration: --num-heads 3, --mean 0.5 0.5 0.5, --optim.lr 3e-4.
 
 Every command that reads a model accepts any field of a model, and `train` any field of a run. They are removed from the
-command line before tyro parses it, because there are too many of them to list in every --help.
+command line before it is parsed: they take several numbers, or words that depend on the recipe.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..config import Config, ViTConfig
 from ..config.format_v1 import MODEL_FIELDS, RUN_FIELDS, SECTION_FIELDS
-from ..config.overrides import config_flags
+from ..config.overrides import config_flags, flag_of
 from ..errors import ConfigError
 
 ValueKind = Literal["single", "numbers", "words"]  # what a flag takes
@@ -41,18 +41,13 @@ def renamed_flags() -> dict[str, str]:
     fields = {**MODEL_FIELDS, **RUN_FIELDS}
     for section, names in SECTION_FIELDS.items():
         fields |= {f"{section}.{old}": f"{section}.{new}" for old, new in names.items()}
-    return {flag_name(old): flag_name(new) for old, new in fields.items()} | RENAMED_FLAGS
-
-
-def flag_name(field: str) -> str:
-    """Return the flag of a config field: "optim.head_lr" is set by --optim.head-lr."""
-    return "--" + field.replace("_", "-")
+    return {flag_of(old): flag_of(new) for old, new in fields.items()} | RENAMED_FLAGS
 
 
 def model_flags() -> dict[str, ValueKind]:
     """Return the flags of all model fields, and what each takes."""
     hints = {**typing.get_type_hints(ViTConfig), **dict.fromkeys(CHANNEL_STATS, tuple[float, ...])}
-    return {flag_name(name): value_kind(hint) for name, hint in hints.items()}
+    return {flag_of(name): value_kind(hint) for name, hint in hints.items()}
 
 
 def run_flags(config: Config) -> dict[str, ValueKind]:
@@ -77,7 +72,7 @@ def value_kind(hint: Any) -> ValueKind:
 
 
 def extract_config_flags(words: list[str], flags: dict[str, ValueKind]) -> tuple[list[str], dict[str, Any]]:
-    """Split a command line into the words for tyro and the values of config fields.
+    """Split a command line into the words for the parser and the values of config fields.
 
     A flag that takes numbers takes nothing else, so the name of an image may follow it.
     """

@@ -11,61 +11,59 @@ Exit codes:
            output was closed, as in `patchword predict ... | head -1`
 """
 
-import dataclasses
 import difflib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-import tyro
-
+from ..config import ViTConfig
+from ..config.overrides import flag_of
 from ..core.text import print_stderr
-from ..errors import ConfigError, PatchwordError, Stopped
+from ..errors import DOCS_URL, ConfigError, PatchwordError, Stopped
+from .arguments import field_arguments
 from .commands.bench_command import bench
 from .commands.card_command import card
+from .commands.completion_command import completion
 from .commands.convert_command import convert
 from .commands.doctor_command import doctor
 from .commands.evaluate_command import evaluate
 from .commands.export_command import export
+from .commands.help_command import show_help
 from .commands.inspect_command import inspect_model
 from .commands.predict_command import predict
 from .commands.probe_command import probe
 from .commands.push_command import push
 from .commands.quickstart_command import quickstart
+from .commands.recipes_command import recipes
 from .commands.resume_command import resume
 from .commands.serve_command import serve
 from .commands.study_command import study
 from .commands.train_command import base_config, train
-from .config_flags import (
-    CHANGED_VALUES,
-    CONFIG_VALUES,
-    ValueKind,
-    extract_config_flags,
-    model_flags,
-    renamed_flags,
-    run_flags,
-)
-from .model_args import ModelArgs
+from .config_flags import CONFIG_VALUES, ValueKind, extract_config_flags, model_flags, run_flags
+from .help_pages import command_page, config_fields, format_default, overview
+from .parser import check_unknown_flags, parse_arguments, takes_model_args
 
-DESCRIPTION = "Vision Transformers you can train on a laptop, see through, trust, and ship. (--version)"
 COMMANDS: dict[str, Callable[..., int]] = {
     "quickstart": quickstart,
     "train": train,
     "resume": resume,
+    "recipes": recipes,
     "predict": predict,
+    "convert": convert,
     "evaluate": evaluate,
     "probe": probe,
-    "convert": convert,
+    "bench": bench,
+    "study": study,
+    "inspect": inspect_model,
     "export": export,
+    "serve": serve,
     "card": card,
     "push": push,
-    "inspect": inspect_model,
-    "serve": serve,
-    "study": study,
-    "bench": bench,
     "doctor": doctor,
+    "help": show_help,
+    "completion": completion,
 }
+HELP_FLAGS = ("-h", "--help", "--help-all")
 SIGPIPE = 13  # `signal` does not have it on Windows
 
 
@@ -97,38 +95,64 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(words: list[str]) -> int:
     """Parse a command line and run its command."""
+    if not words or any(word in HELP_FLAGS for word in words):
+        return print_help([word for word in words if word not in HELP_FLAGS], everything="--help-all" in words)
+    name, command = words[0], find_command(words[0])
     flags = config_flags_of(words)
-    rest, values = extract_config_flags(words, flags)
-    check_unknown_flags(rest, flags)
+    rest, values = extract_config_flags(words[1:], flags)
+    check_unknown_flags(name, command, rest, flags)
+    arguments = parse_arguments(name, command, rest)
     CONFIG_VALUES.clear()
     CONFIG_VALUES.update(values)
-    code: int = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="patchword", description=DESCRIPTION, args=rest)
-    return code
+    try:
+        return command(**arguments)
+    except ConfigError as error:
+        raise name_flag(error, words) from error
+
+
+def print_help(words: list[str], *, everything: bool = False) -> int:
+    """Print the list of commands, or the page of the command that these words start with."""
+    from .. import __version__
+
+    if not words:
+        print(overview(__version__, DOCS_URL))
+        return 0
+    name, command = words[0], find_command(words[0])
+    config = base_config(recipe_of(words)) if name == "train" else None
+    print(command_page(name, command, config, everything=everything))
+    return 0
+
+
+def find_command(name: str) -> Callable[..., int]:
+    """Return the function of a command; a mistyped name gets a suggestion."""
+    if name in COMMANDS:
+        return COMMANDS[name]
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    message = f"There is no command {name}.{hint} patchword help lists all commands."
+    raise ConfigError(message, code="unknown_command")
+
+
+def recipe_of(words: list[str]) -> str:
+    """Return the recipe or data that `train` is given, or its default recipe."""
+    given = [word for word in words[1:2] if not word.startswith("-")]
+    return given[0] if given else "finetune"
 
 
 def config_flags_of(words: list[str]) -> dict[str, ValueKind]:
     """Return the flags of the command that are config fields."""
-    if words[:1] == ["train"]:
-        recipes = [word for word in words[1:2] if not word.startswith("-")]
-        return run_flags(base_config(recipes[0] if recipes else "finetune"))
-    command = COMMANDS.get(words[0]) if words else None
-    takes_model = command is not None and "model_args" in inspect.signature(command).parameters
-    return model_flags() if takes_model else {}
+    if words[0] == "train":
+        return run_flags(base_config(recipe_of(words)))
+    return model_flags() if takes_model_args(COMMANDS[words[0]]) else {}
 
 
-def check_unknown_flags(words: list[str], config_flags: Iterable[str]) -> None:
-    """Reject a flag that no command and no config has, and suggest its new name or the closest one."""
-    parameters = {name for command in COMMANDS.values() for name in inspect.signature(command).parameters}
-    parameters |= {field.name for field in dataclasses.fields(ModelArgs)}
-    known = {"--help", "--version", *("--" + name.replace("_", "-") for name in parameters)}
-    renamed = renamed_flags()
-    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
-        flag = word.replace("_", "-")
-        if flag in known:
-            continue
-        matches = difflib.get_close_matches(flag, sorted(known | set(config_flags)), n=1)
-        suggestions = [renamed[flag]] if flag in renamed else matches
-        hint = f" Did you mean {suggestions[0]}?" if suggestions else ""
-        hint += f" {CHANGED_VALUES[flag]}" if flag in CHANGED_VALUES else ""
-        message = f"There is no option {word}.{hint} --help after a command lists its options."
-        raise ConfigError(message, code="unknown_option")
+def name_flag(error: ConfigError, words: list[str]) -> ConfigError:
+    """Name the flag instead of the field, and add an example, if the command line set a field to an invalid value."""
+    is_train = words[0] == "train"
+    path = error.field if is_train else error.field.removeprefix("model.")
+    if not path or path not in CONFIG_VALUES:
+        return error
+    fields = config_fields(base_config(recipe_of(words))) if is_train else field_arguments(ViTConfig())
+    example = next(format_default(field) for field in fields if field.name == path)
+    text = f" Example: {flag_of(path)} {example}" if example else ""
+    return ConfigError(f"{flag_of(path)} {error.problem}{text}", code=error.code)

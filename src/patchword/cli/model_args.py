@@ -3,13 +3,12 @@
 import json as json_format
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-from tyro.conf import Positional
-
+from ..core.progress import working
 from ..core.text import print_stderr
 from ..errors import ConfigError
+from .arguments import Argument, arg, field_arguments, positional
 from .config_flags import CHANNEL_STATS, CONFIG_VALUES, as_list
 from .output import print_notes
 
@@ -18,15 +17,12 @@ if TYPE_CHECKING:
     from ..inference.classifier import Classifier
 
 
-def arg(metavar: str, description: str = "") -> Any:
-    """Return the metavar and the description of an argument, for --help."""
-    return tyro.conf.arg(metavar=metavar, help=description or None)
-
-
-MODEL_ARG = arg("MODEL", "run or model directory, checkpoint of any known family, hf:owner/name, or patchword:cifar10")
-ModelReference = Annotated[Positional[str], MODEL_ARG]
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-JsonFlag = Annotated[Flag, tyro.conf.arg(help="print one JSON document on standard output, and nothing else")]
+MODEL_ARG = positional(
+    "MODEL", "run or model directory, checkpoint of any known family, hf:owner/name, or patchword:cifar10"
+)
+ModelReference = Annotated[str, MODEL_ARG]
+Flag = bool  # a switch: --overwrite
+JsonFlag = Annotated[Flag, arg(description="print one JSON document on standard output, and nothing else")]
 EngineName = Annotated[
     str, arg("NAME", "inference engine: torch, onnx, onnx-int8, ... (see doctor), or auto for the fastest")
 ]
@@ -35,11 +31,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 @dataclass(frozen=True)
 class ModelArgs:
-    """Metadata that the checkpoint lacks or that should be overridden.
-
-    Any field of the model is also a flag, to state it or to adapt the weights: --num-heads 3, --image-size 384,
-    --num-classes 10, --norm-eps 1e-6 (docs/checkpoints.md lists them).
-    """
+    """Metadata that the checkpoint lacks or that should be overridden. Fields of the model are flags, too."""
 
     labels: Annotated[Path | None, arg("FILE")] = None
     """text file with one label per line, or a JSON list"""
@@ -50,9 +42,9 @@ class ModelArgs:
     """standard deviation of each channel"""
     crop: Annotated[float | None, arg("FRACTION")] = None
     """fraction of the resized image that the center crop keeps, e.g. 0.9"""
-    resize: Annotated[Literal["cover", "squash"] | None, arg("{cover,squash}")] = None
+    resize: Annotated[Literal["cover", "squash"] | None, arg("cover|squash")] = None
     """keep the aspect ratio and crop, or scale both sides"""
-    interpolation: Annotated[Interpolation | None, arg("{nearest,bilinear,bicubic,lanczos}")] = None
+    interpolation: Annotated[Interpolation | None, arg("nearest|bilinear|bicubic|lanczos")] = None
     """filter for resizing"""
 
     def read(self, reference: str) -> "Checkpoint":
@@ -72,13 +64,16 @@ class ModelArgs:
         """Open a classifier; the engine that "auto" selected is printed to standard error."""
         from ..inference.classifier import Classifier
 
-        classifier = Classifier(self.read(reference), engine)
+        checkpoint = self.read(reference)
+        with working("measuring engines" if engine == "auto" else f"opening engine {engine}"):
+            classifier = Classifier(checkpoint, engine)
         if engine == "auto":
             print_stderr(f"engine: {classifier.engine_description}")
         return classifier
 
 
 NO_OVERRIDES = ModelArgs()
+MODEL_OPTIONS: tuple[Argument, ...] = tuple(field_arguments(ModelArgs))
 
 
 def require_trained_head(checkpoint: "Checkpoint") -> None:

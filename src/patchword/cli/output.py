@@ -1,8 +1,7 @@
 """Output of the commands. Standard output carries the result, standard error everything else."""
 
 import json as json_format
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,28 +31,6 @@ METRIC_FORMATS = {
     "ece": ("ECE", ".4f"),
     "ece_adaptive": ("ACE", ".4f"),
 }
-
-
-@contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[], bool]]:
-    """Show a progress bar on standard error, if that is a terminal.
-
-    Yields:
-        A function to call after each step; it returns True.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-
-        def step() -> bool:
-            bar.advance(task)
-            return True
-
-        yield step
 
 
 def print_json(document: object) -> None:

@@ -36,7 +36,7 @@ class JsonConfig:
         except ConfigError:  # from a section, which has named its own field
             raise
         except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"{cls.path(name)} {error}.") from None
+            raise ConfigError(f"{cls.path(name)} {error}.", field=cls.path(name), problem=f"{error}.") from None
 
     @classmethod
     def path(cls, name: str) -> str:
@@ -75,7 +75,8 @@ class JsonConfig:
     def check(self, name: str, valid: bool, rule: str) -> None:
         """Raises a ConfigError that names a field and its value, unless it is valid: `rule` is "above 0"."""
         if not valid:
-            raise ConfigError(f"{self.path(name)} must be {rule}, not {getattr(self, name)}.")
+            path, problem = self.path(name), f"must be {rule}, not {getattr(self, name)}."
+            raise ConfigError(f"{path} {problem}", field=path, problem=problem)
 
     def check_range(self, low: float, high: float, *names: str) -> None:
         """Raises a ConfigError unless each of these fields is None or between `low` and `high`, both included."""

@@ -16,7 +16,12 @@ SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def config_flags(config: Config) -> dict[str, str]:
     """Maps the flag of every field to its path: {"--optim.layer-decay": "optim.layer_decay", ...}."""
-    return {"--" + path.replace("_", "-"): path for path in _field_paths(config)}
+    return {flag_of(path): path for path in _field_paths(config)}
+
+
+def flag_of(path: str) -> str:
+    """Returns the flag of a field: "optim.head_lr_scale" is set by --optim.head-lr-scale."""
+    return "--" + path.replace("_", "-")
 
 
 def _field_paths(config: JsonConfig, prefix: str = "") -> list[str]:
@@ -47,15 +52,16 @@ def _reject_ignored(config: Config, overrides: dict[str, Any]) -> None:
     """Refuses overrides of the architecture that something else determines: the data, or the weights of `init`."""
     if "model.num_classes" in overrides and config.init is None:
         raise ConfigError(
-            "model.num_classes would have no effect: the number of classes comes from the dataset.",
+            "--model.num-classes would have no effect: the number of classes comes from the dataset.",
             code="override_ignored",
         )
     model_paths = [path for path in overrides if path.startswith("model.")]
     ignored = [path for path in model_paths if path.removeprefix("model.") not in REGULARIZATION_FIELDS]
     if config.init is not None and ignored:
+        flags = ", ".join(map(flag_of, ignored))
         raise ConfigError(
-            f"{', '.join(ignored)} would have no effect: the architecture comes from init ({config.init}). To change "
-            "the image size, use --image-size 160; to train from scratch, use --init none.",
+            f"{flags} would have no effect: the architecture comes from --init {config.init}. "
+            "To change the image size, use --image-size 160; to train from scratch, use --init none.",
             code="override_ignored",
         )
 
@@ -64,11 +70,15 @@ def _implied_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
     """Returns further fields that must change for these overrides to take effect."""
     lengths = [name for name in LENGTH_FIELDS if overrides.get(name) is not None]
     if len(lengths) > 1:
-        raise ConfigError(f"{' and '.join(lengths)} are both given; a run has one length.")
+        raise ConfigError(
+            f"{' and '.join(map(flag_of, lengths))} are both given; a run has one length. Example: --budget 10m"
+        )
     implied: dict[str, Any] = {"budget": None, "steps": None} if lengths else {}
     init = _parse_value("init", overrides.get("init"))
     if "model" in overrides and init is not None:
-        raise ConfigError(f"model and init ({init}) are both given, but init has its own architecture; leave one out.")
+        raise ConfigError(
+            f"--model and --init {init} are both given, but --init has its own architecture; leave one out."
+        )
     from_scratch = "model" in overrides or ("init" in overrides and init is None)
     if from_scratch or overrides.get("lora_rank"):  # random weights must not be frozen; LoRA freezes by itself
         implied["freeze"] = ()

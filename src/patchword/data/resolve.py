@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DataConfig
+from ..core.progress import download_progress
 from ..core.text import print_stderr
 from ..errors import DataError, Note
 from .class_labels import format_names
@@ -168,7 +169,8 @@ def resolve_dataset(reference: str, multi_label: bool = False) -> ResolvedDatase
     if reference in DATASET_NAMES:
         if Path(reference).is_dir():
             print_stderr(f"note: {reference} is read as the dataset of that name; for the folder, write ./{reference}")
-        splits = open_named_dataset(reference)
+        with download_progress(reference) as on_progress:
+            splits = open_named_dataset(reference, on_progress=on_progress)
         return ResolvedDataset(splits.as_dict(), splits.notes)
     path = Path(reference).expanduser()
     if path.is_dir():

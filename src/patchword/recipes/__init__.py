@@ -4,6 +4,7 @@ Built-in recipes are loaded by name, and a user's own by the path of the file. A
 and `patchword.config.presets`.
 """
 
+import ast
 import difflib
 import importlib
 import runpy
@@ -42,3 +43,16 @@ def load_recipe(name: str) -> Config:
     if not isinstance(config, Config):
         raise ConfigError(f"The recipe {path} must set `config` to a patchword.config.Config.")
     return config
+
+
+def describe_recipe(name: str) -> dict[str, str]:
+    """Returns what the docstring of a built-in recipe says: its summary, command, machine and result."""
+    docstring = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    facts = {"summary": docstring.partition("\n")[0], "command": "", "machine": "", "result": ""}
+    title = ""
+    for line in docstring.splitlines()[1:]:
+        word, colon, rest = line.partition(": ")
+        title = word.lower() if colon and word.lower() in facts else title if line.strip() else ""
+        if title:
+            facts[title] = f"{facts[title]} {rest if colon and word.lower() == title else line}".strip()
+    return facts

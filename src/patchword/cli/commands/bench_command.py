@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional
-
+from ...core.progress import progress
 from ...core.text import print_stderr
 from ...errors import ConfigError
+from ..arguments import arg
 from ..labeled_data import load_labeled_images
-from ..model_args import MODEL_ARG, NO_OVERRIDES, Flag, JsonFlag, ModelArgs, arg, model_title
-from ..output import print_busy_note, print_json, print_table, progress, report_unreadable
+from ..model_args import MODEL_ARG, NO_OVERRIDES, Flag, JsonFlag, ModelArgs, model_title
+from ..output import print_busy_note, print_json, print_table, report_unreadable
 
 if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def bench(
-    model: Annotated[Positional[str], MODEL_ARG] = "patchword:cifar10",
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model: Annotated[str, MODEL_ARG] = "patchword:cifar10",
+    model_args: ModelArgs = NO_OVERRIDES,
     engines: Annotated[tuple[str, ...], arg("NAME...")] = (),
     seconds: float = 5.0,
     verify: Annotated[str | None, arg("DATA")] = None,

@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes
-
 from ...core.text import print_stderr
-from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg, model_title
+from ..arguments import arg
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, model_title
 
 
 def card(
     model: ModelReference,
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: ModelArgs = NO_OVERRIDES,
     out: Annotated[Path | None, arg("FILE")] = None,
     overwrite: Flag = False,
 ) -> int:

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional
-
 from ...core.text import print_stderr
 from ...errors import ConfigError
-from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg
+from ..arguments import positional
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference
 from ..output import print_notes
 
 Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "torchvision", "deit", "dinov2"]
@@ -15,9 +14,9 @@ Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "t
 
 def convert(
     model: ModelReference,
-    out: Annotated[Positional[Path], arg("OUT")],
+    out: Annotated[Path, positional("OUT")],
     to: Format,
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: ModelArgs = NO_OVERRIDES,
     half: Flag = False,
     overwrite: Flag = False,
 ) -> int:

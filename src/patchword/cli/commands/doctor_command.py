@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional
-
+from ...core.progress import progress
 from ...errors import ConfigError
-from ..model_args import JsonFlag, arg
-from ..output import print_busy_note, print_json, progress
+from ..arguments import positional
+from ..model_args import JsonFlag
+from ..output import print_busy_note, print_json
 
 if TYPE_CHECKING:
     from ...core.findings import Finding
@@ -17,7 +17,7 @@ EXIT_PROBLEMS = 3
 
 
 def doctor(
-    what: Annotated[Positional[str | None], arg("[DATA|RUN]")] = None,
+    what: Annotated[str | None, positional("[DATA|RUN]")] = None,
     image_size: int = 224,
     patch_size: int = 16,
     json: JsonFlag = False,

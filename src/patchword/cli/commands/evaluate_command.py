@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional
-
+from ...core.progress import progress
 from ...core.text import print_stderr
 from ...errors import ConfigError
+from ..arguments import arg, positional
 from ..labeled_data import load_labeled_images
 from ..model_args import (
     NO_OVERRIDES,
@@ -15,11 +15,10 @@ from ..model_args import (
     JsonFlag,
     ModelArgs,
     ModelReference,
-    arg,
     model_title,
     require_trained_head,
 )
-from ..output import print_evaluation, print_json, progress, report_unreadable, require_new_files
+from ..output import print_evaluation, print_json, report_unreadable, require_new_files
 
 if TYPE_CHECKING:
     from ...evaluation.evaluate import Evaluation
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: ModelReference,
-    data: Annotated[Positional[str], arg("DATA")],
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    data: Annotated[str, positional("DATA")],
+    model_args: ModelArgs = NO_OVERRIDES,
     compare_to: Annotated[str | None, arg("MODEL")] = None,
     json: JsonFlag = False,
     csv: Annotated[Path | None, arg("FILE")] = None,

@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, Positional
-
+from ...core.progress import progress
 from ...core.text import print_stderr
 from ...errors import ConfigError, DataError
+from ..arguments import arg, positional
 from ..labeled_data import load_labeled_images
-from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg
-from ..output import progress, report_unreadable, require_new_files
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference
+from ..output import report_unreadable, require_new_files
 
 if TYPE_CHECKING:
     from ...config import ModelConfig
@@ -27,8 +27,8 @@ DEFAULT_MAX_DROP = 0.5  # points of accuracy
 
 def export(
     model: ModelReference,
-    out: Annotated[Positional[Path], arg("OUT")],
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    out: Annotated[Path, positional("OUT")],
+    model_args: ModelArgs = NO_OVERRIDES,
     include_preprocessing: Flag = False,
     int8: Flag = False,
     tome_ratio: float = 0.0,

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional
-
+from ...core.progress import progress
 from ...core.text import print_stderr
 from ...errors import ConfigError, DataError, PatchwordError
+from ..arguments import arg, positional
 from ..config_flags import CHANNEL_STATS, CONFIG_VALUES
-from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg, model_title
-from ..output import progress, report_unreadable
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, model_title
+from ..output import report_unreadable
 
 if TYPE_CHECKING:
     from ...checkpoints import Checkpoint
@@ -21,10 +21,10 @@ MAX_NAMES = 6  # image names in the report
 
 def inspect_model(
     model: ModelReference,
-    images: Annotated[Positional[tuple[str, ...]], arg("IMAGE...")] = (),
+    images: Annotated[tuple[str, ...], positional("IMAGE...")] = (),
     *,
     out: Annotated[Path, arg("DIR")],
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: ModelArgs = NO_OVERRIDES,
     label: str | None = None,
     max_images: int = 64,
     overwrite: Flag = False,

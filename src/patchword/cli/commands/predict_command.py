@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional
-
+from ...core.progress import progress
 from ...core.text import pluralize, print_stderr
 from ...errors import ConfigError
-from ..model_args import NO_OVERRIDES, EngineName, Flag, JsonFlag, ModelArgs, ModelReference, arg, require_trained_head
-from ..output import EXIT_UNREADABLE, print_json, print_predictions, progress, report_unreadable, require_new_files
+from ..arguments import arg, positional
+from ..model_args import NO_OVERRIDES, EngineName, Flag, JsonFlag, ModelArgs, ModelReference, require_trained_head
+from ..output import EXIT_UNREADABLE, print_json, print_predictions, report_unreadable, require_new_files
 
 if TYPE_CHECKING:
     from ...inference.classifier import Classifier
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def predict(
     model: ModelReference,
-    images: Annotated[Positional[tuple[str, ...]], arg("IMAGE...")],
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    images: Annotated[tuple[str, ...], positional("IMAGE...")],
+    model_args: ModelArgs = NO_OVERRIDES,
     top: int = 5,
     json: JsonFlag = False,
     csv: Annotated[Path | None, arg("FILE")] = None,

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional
-
+from ...core.progress import progress
 from ...core.text import print_stderr
-from ..model_args import NO_OVERRIDES, JsonFlag, ModelArgs, ModelReference, arg
-from ..output import print_json, progress
+from ..arguments import positional
+from ..model_args import NO_OVERRIDES, JsonFlag, ModelArgs, ModelReference
+from ..output import print_json
 
 if TYPE_CHECKING:
     from ...evaluation.probe import ProbeResult
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def probe(
     model: ModelReference,
-    data: Annotated[Positional[str], arg("DATA")],
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    data: Annotated[str, positional("DATA")],
+    model_args: ModelArgs = NO_OVERRIDES,
     layer: int | None = None,
     shots: tuple[int, ...] = (1, 5, 10, 25),
     seeds: int = 5,

@@ -2,17 +2,16 @@
 
 from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional
-
 from ...core.text import print_stderr
 from ...errors import ConfigError
-from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference, arg
+from ..arguments import positional
+from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference
 
 
 def push(
     model: ModelReference,
-    to: Annotated[Positional[str], arg("hf:OWNER/NAME")],
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    to: Annotated[str, positional("hf:OWNER/NAME")],
+    model_args: ModelArgs = NO_OVERRIDES,
     private: Flag = False,
 ) -> int:
     """Upload a model and its card to a Hugging Face hub. Afterwards `hf:owner/name` loads it anywhere.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from ..model_args import arg
+from ..arguments import arg
 from . import train_command
 
 SHADES = " .:-=+*#%@"

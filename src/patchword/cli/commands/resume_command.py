@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
-
-from ..model_args import JsonFlag, arg
+from ..arguments import positional
+from ..model_args import JsonFlag
 from ..output import print_train_result
 from . import train_command
 
 
-def resume(run: Annotated[Positional[Path], arg("RUN")], json: JsonFlag = False) -> int:
+def resume(run: Annotated[Path, positional("RUN")], json: JsonFlag = False) -> int:
     """Resume a run that was stopped or killed.
 
     Example: patchword resume runs/cifar10-scratch

@@ -3,8 +3,6 @@
 import os
 import socket
 
-from tyro.conf import OmitArgPrefixes
-
 from ...errors import ConfigError, how_to_install
 from ..model_args import NO_OVERRIDES, EngineName, ModelArgs, ModelReference, model_title, require_trained_head
 
@@ -13,7 +11,7 @@ TOKEN = "PATCHWORD_TOKEN"
 
 def serve(
     model: ModelReference,
-    model_args: OmitArgPrefixes[ModelArgs] = NO_OVERRIDES,
+    model_args: ModelArgs = NO_OVERRIDES,
     host: str = "127.0.0.1",
     port: int = 8000,
     batch_size: int = 16,

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
-
 from ...core.text import print_stderr
-from ..model_args import arg
+from ..arguments import arg, positional
 
 
 def study(
-    name: Annotated[Positional[str], arg("NAME")],
+    name: Annotated[str, positional("NAME")],
     budget: str = "2h",
     seeds: int = 1,
     recipe: Annotated[str | None, arg("RECIPE")] = None,

@@ -4,13 +4,12 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional
-
 from ...config import Config
 from ...config.overrides import apply_overrides
 from ...recipes import is_recipe, load_recipe
+from ..arguments import arg, positional
 from ..config_flags import CONFIG_VALUES
-from ..model_args import JsonFlag, arg
+from ..model_args import JsonFlag
 from ..output import print_train_result
 
 START_TIME = time.monotonic()  # a time budget starts with the command, not with the first step
@@ -28,9 +27,9 @@ def base_config(what: str) -> Config:
 
 
 def train(
-    what: Annotated[Positional[str], arg("RECIPE|DATA", "a recipe, a Python file with one, or a dataset")],
+    what: Annotated[str, positional("RECIPE|DATA", "a recipe, a Python file with one, or a dataset")],
     out: Annotated[Path | None, arg("RUN")] = None,
-    resume: Annotated[Literal["auto", "never"], arg("{auto,never}")] = "never",
+    resume: Annotated[Literal["auto", "never"], arg("auto|never")] = "never",
     json: JsonFlag = False,
 ) -> int:
     """Train a model: with a recipe, or on your own data.
@@ -38,9 +37,8 @@ def train(
     Example: patchword train photos/ --budget 10m
 
     DATA is a folder with one folder per class, a .csv, .parquet or .tar file, or a named dataset (cifar10, ...). The
-    recipe "finetune" fine-tunes a pretrained model on it; --model Ti/16 trains from scratch. Every config field is a
-    flag: --init MODEL, --budget 10m, --epochs 5, --model S/16, --augment medium, --optim.lr 3e-4,
-    --data.num-workers 4 (docs/train.md lists them).
+    recipe "finetune" fine-tunes a pretrained model on it; --model Ti/16 trains from scratch. `patchword recipes` lists
+    all recipes.
 
     Args:
         out: run directory to create; runs/NAME by default

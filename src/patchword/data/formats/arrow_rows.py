@@ -148,4 +148,4 @@ def _to_class_names(indices: tuple[str, ...], class_names: tuple[str, ...], wher
 
 def missing_package(name: str, purpose: str) -> ConfigError:
     """Make the error for an optional package that cannot be imported."""
-    return ConfigError(f"{purpose} needs the package {name}: {how_to_install('data')}")
+    return ConfigError(f"{purpose} needs the package {name}: {how_to_install('data')}.")

@@ -1,0 +1,39 @@
+"""Progress where there is no terminal."""
+
+import time
+
+import pytest
+
+from patchword.core import progress as progress_module
+from patchword.core.progress import download_progress, progress, working
+
+
+def wait_for_line(capsys: pytest.CaptureFixture[str], text: str) -> bool:
+    """Wait until a line with this text is printed; the timeout only prevents a hang."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if text in capsys.readouterr().err:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_lines_count_steps_and_bytes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "SECONDS_PER_LINE", 0.01)
+    with progress("testing", 3) as step:
+        assert wait_for_line(capsys, "testing: 0 of 3")
+        assert step()
+        assert wait_for_line(capsys, "testing: 1 of 3")
+    with working("opening engine onnx"):
+        assert wait_for_line(capsys, "opening engine onnx (0 s)")
+    with download_progress("cifar10") as update:
+        update(1_500_000, 3_000_000)
+        assert wait_for_line(capsys, "downloading cifar10: 1.5 of 3.0 MB")
+        update(2_000_000, None)
+        assert wait_for_line(capsys, "downloading cifar10: 2.0 MB")
+
+
+def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("testing", 1) as step, working("working"), download_progress("data"):
+        step()
+    assert capsys.readouterr() == ("", "")
