@@ -29,6 +29,7 @@ from helpers.color_classifier import color_checkpoint
 from helpers.command import run
 from helpers.small_checkpoint import make_checkpoint
 from helpers.small_study import BASE, little_study
+from patchword import errors
 from patchword.checkpoints import write_checkpoint
 from patchword.checkpoints.tensor_files import read_tensors
 from patchword.cli.output import print_train_result
@@ -434,3 +435,22 @@ def test_closed_pipe_is_exit_code_141(model: Path) -> None:
         stderr = process.stderr.read()
     assert process.returncode == 128 + signal.SIGPIPE
     assert not stderr
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        ({}, "pip install 'patchword[serve]'"),
+        (
+            {"url": "file:///clone", "dir_info": {}},
+            "in the clone of patchword, pip install -c constraints.txt '.[serve]'",
+        ),
+        (
+            {"url": "https://host/me/patchword", "vcs_info": {"vcs": "git"}},
+            "pip install 'patchword[serve] @ git+https://host/me/patchword'",
+        ),
+    ],
+)
+def test_install_line_of_an_extra(origin: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "install_origin", lambda: origin)
+    assert errors.how_to_install("serve") == line

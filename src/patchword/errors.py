@@ -145,19 +145,21 @@ class Note(str):
 
 
 def how_to_install(extra: str) -> str:
-    """Returns the command that installs an optional extra, for an installation from a clone or from a wheel."""
-    if is_clone():
+    """Returns the command that installs an optional extra, in the way in which patchword was installed."""
+    origin = install_origin()
+    if "dir_info" in origin:
         return f"in the clone of patchword, pip install -c constraints.txt '.[{extra}]'"
-    return f"pip install 'patchword[{extra}]'"
+    address = f" @ git+{origin['url']}" if "vcs_info" in origin else ""
+    return f"pip install 'patchword[{extra}]{address}'"
 
 
-def is_clone() -> bool:
-    """Whether this code runs in a clone (an editable installation, too), or was installed from a local folder."""
+def install_origin() -> dict[str, Any]:
+    """Returns pip's record of a local folder or a repository that patchword was installed from; {} for an index."""
     source = Path(__file__).resolve().parent.parent
     if source.name == "src" and (source.parent / "pyproject.toml").is_file():
-        return True
+        return {"dir_info": {}}  # a clone, or an editable installation of one
     try:
-        record = distribution("patchword").read_text("direct_url.json")  # which pip writes, but not for an index
-        return record is not None and "dir_info" in json.loads(record)
+        record = json.loads(distribution("patchword").read_text("direct_url.json") or "{}")
+        return record if isinstance(record, dict) else {}
     except (PackageNotFoundError, ValueError):
-        return False
+        return {}

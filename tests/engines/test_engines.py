@@ -4,12 +4,15 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from helpers.command import run
 from helpers.export_checkpoint import TINY, make_checkpoint
@@ -401,3 +404,27 @@ def test_bench_command(tmp_path: Path) -> None:
 def test_unknown_engine(name: str, suggestion: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name}.* {suggestion}\?"):
         open_engine(name, make_checkpoint(TINY))
+
+
+NO_CONNECTION = """
+import sys
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        print(event, arguments[1:] if event == "socket.connect" else arguments[0])
+
+sys.addaudithook(refuse)
+from patchword.cli.main import main
+sys.exit(main(["predict", "patchword:cifar10", sys.argv[1], "--engine", sys.argv[2], "--json"]))
+"""
+
+
+@pytest.mark.slow
+def test_openvino_and_nncf_send_no_telemetry(tmp_path: Path) -> None:
+    Image.effect_noise((40, 40), 60).convert("RGB").save(tmp_path / "image.png")
+    environment = os.environ | {"HOME": str(tmp_path), "PATCHWORD_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", NO_CONNECTION, str(tmp_path / "image.png"), "openvino-int8"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)) == 1, "an event of the audit hook would precede the JSON"
+    assert not (tmp_path / "intel").exists(), "a client ID was written"

@@ -123,10 +123,9 @@ def write_onnx(graph: Any, out: Path, options: ExportOptions, metadata: str) -> 
 
 def write_openvino(graph: Any, out: Path, options: ExportOptions, calibration: Tensor, metadata: str) -> Engine:
     """Write an OpenVINO model, quantized if the options say so."""
-    import openvino
+    from .openvino import OpenVinoSession, import_openvino, quantize_nncf, read_onnx
 
-    from .openvino import OpenVinoSession, quantize_nncf, read_onnx
-
+    openvino = import_openvino()
     model = read_onnx(graph.SerializeToString())
     if options.int8:
         model = quantize_nncf(model, calibration)

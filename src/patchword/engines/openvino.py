@@ -1,6 +1,7 @@
 """OpenVINO: models compiled for this CPU, in fp32 or quantized to int8 by NNCF."""
 
 import os
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,34 +14,37 @@ from ..core.runtime import available_cores
 from .onnx import INPUT, suppress_output
 
 
-def read_onnx(model: bytes) -> Any:
-    """Read an ONNX file as an OpenVINO model."""
+def import_openvino() -> Any:
+    """Import OpenVINO without its telemetry, which would contact an analytics server at the import."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import fails, which is handled
     import openvino
 
-    return openvino.Core().read_model(model)  # not openvino.convert_model, which sends telemetry
+    return openvino
+
+
+def read_onnx(model: bytes) -> Any:
+    """Read an ONNX file as an OpenVINO model."""
+    return import_openvino().Core().read_model(model)
 
 
 def to_bytes(model: Any) -> bytes:
     """Serialize a model: the length of the .xml file in 8 bytes, the .xml file, the .bin file."""
-    import openvino
-
     with tempfile.TemporaryDirectory() as folder:
-        openvino.save_model(model, f"{folder}/model.xml", compress_to_fp16=False)
+        import_openvino().save_model(model, f"{folder}/model.xml", compress_to_fp16=False)
         graph, weights = (Path(f"{folder}/model{suffix}").read_bytes() for suffix in (".xml", ".bin"))
     return len(graph).to_bytes(8, "big") + graph + weights
 
 
 def from_bytes(content: bytes) -> Any:
     """Read what `to_bytes` returned."""
-    import openvino
-
     end = 8 + int.from_bytes(content[:8], "big")
-    return openvino.Core().read_model(content[8:end], content[end:])
+    return import_openvino().Core().read_model(content[8:end], content[end:])
 
 
 def quantize_nncf(model: Any, pixels: Tensor) -> Any:
     """Quantize to int8, with activation ranges measured on images."""
-    os.environ.setdefault("NNCF_CI", "1")  # turns telemetry off
+    os.environ.setdefault("NNCF_CI", "1")  # turns its telemetry off
+    import_openvino()
     import nncf
 
     with suppress_output():
@@ -73,10 +77,8 @@ class OpenVinoSession:
 
 def compile_model(model: Any, num_threads: int) -> Any:
     """Compile a model for callers that use `num_threads` each."""
-    import openvino
-
     # Requests of one stream wait for each other, so single-threaded callers need one stream per core.
     num_streams = available_cores() if num_threads == 1 else 1
     settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": num_threads * num_streams, "NUM_STREAMS": num_streams}
     settings["INFERENCE_PRECISION_HINT"] = "f32"  # the default is bf16 on CPUs that advertise it, and some then crash
-    return openvino.Core().compile_model(model, "CPU", settings)
+    return import_openvino().Core().compile_model(model, "CPU", settings)
