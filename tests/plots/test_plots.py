@@ -74,6 +74,11 @@ def test_tiles() -> None:
 def test_scaling_and_colors() -> None:
     np.testing.assert_allclose(scale_to_unit(np.array([[2.0, 4.0, 3.0]])), [[0, 1, 0.5]])
     assert (scale_to_unit(np.full((2, 2), 7.0)) == 0).all()
+    few_outliers = np.concatenate([np.linspace(0, 4, 98), [10, 10]])
+    np.testing.assert_allclose(scale_to_unit(few_outliers)[[49, 97, 98, 99]], [0.505, 1, 1, 1], atol=0.01)
+    one_bright = np.concatenate([np.full(195, 0.01), [1]])
+    one_bright[0] = 0
+    np.testing.assert_allclose(scale_to_unit(one_bright)[[0, 1, -1]], [0, 0.05, 1], atol=1e-6)
     colors = apply_colormap(np.array([0.0, 1.0]))
     np.testing.assert_allclose(colors, [[72, 24, 120], [255, 240, 130]])
 

@@ -33,7 +33,7 @@ def plot_methods(
 def plot_classes(image: Image.Image, scores: Sequence[tuple[str, float]], overlays: Sequence[Image.Image]) -> Figure:
     """Plots an image and its explanation for each of several classes."""
     height = min(1.4, image.height / image.width)
-    figure = new_figure(2.6 * (1 + len(overlays)), 2.55 * height + 0.5)
+    figure = new_figure(2.6 * (1 + len(overlays)), 2.55 * height + 0.7)
     panels = figure.subplots(1, 1 + len(overlays))
     hide_axes(panels[0], "image", 10).imshow(make_thumbnail(image))
     for axes, (label, probability), overlay in zip(panels[1:], scores, overlays, strict=True):

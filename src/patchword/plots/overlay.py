@@ -10,6 +10,8 @@ from ..data.preprocess import Preprocess
 MAX_PIXELS = 16_000_000  # larger images are shrunk to this
 MAX_OPACITY = 0.75
 CROPPED_BRIGHTNESS = 0.35  # brightness of what the preprocessing crops away
+SATURATED = 0.97  # quantile of a map that gets the brightest color
+MIN_TOP = 0.2  # but at least this fraction of its range, so that a map of one bright patch does not show noise
 # From low to high relevance; opacity grows with relevance, too.
 HEAT_COLORS = ((0.0, (72, 24, 120)), (0.4, (190, 40, 110)), (0.7, (250, 120, 50)), (1.0, (255, 240, 130)))
 
@@ -27,9 +29,16 @@ def resize_to_image(heat: np.ndarray, size: tuple[int, int], preprocess: Preproc
 
 
 def scale_to_unit(heat: np.ndarray) -> np.ndarray:
-    """Scales a map to 0..1 by its extremes; a constant map becomes 0."""
+    """Scales a map to 0..1 for display; the brightest patches are all 1, and a constant map becomes 0.
+
+    In many ViTs a few background patches outshine all others, often in the corners: the artifacts that registers
+    remove (Darcet et al. 2023). Scaled by its maximum, such a map would be dark everywhere else.
+    """
     low, high = float(heat.min()), float(heat.max())
-    return ((heat - low) / (high - low) if high > low else np.zeros_like(heat)).astype(np.float32)
+    if high <= low:
+        return np.zeros_like(heat, dtype=np.float32)
+    top = max(float(np.quantile(heat, SATURATED, method="higher")), low + MIN_TOP * (high - low))
+    return np.clip((heat - low) / (top - low), 0, 1).astype(np.float32)
 
 
 def overlay_heatmap(
