@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick check clean
+.PHONY: demo test quick check numbers stale docs clean
 
 demo: .venv/ready          ## train a ViT on handwritten digits, evaluate it and show it
 	$(BIN)/patchword quickstart
@@ -14,6 +14,15 @@ quick: .venv/ready         ## the tests without the slow ones
 
 check: .venv/ready         ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+numbers: .venv/ready       ## write the numbers of results/ into README and docs
+	$(BIN)/python docs/fill_numbers.py
+
+stale: .venv/ready         ## results older than the code they measure
+	$(BIN)/python benchmarks/stale.py
+
+docs: .venv/ready          ## the documentation site, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # vit-pytorch is a test oracle; it declares torchvision, which is tied to another torch build, so it is installed without dependencies.
 .venv/ready: pyproject.toml constraints.txt Makefile
