@@ -17,8 +17,9 @@ from patchword.metrics.calibration import PRIOR_STD
 from patchword.report.inspection_panels import NAMES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "LOG.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "examples/README.md", ROOT / "results/README.md"]
+)
 FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^(?:\$ )?(?:\w+=\S+ )?(?:torchrun .*? -m )?patchword ([a-z].*?)(?:\s+# .*|\s+\|.*)?$")
 PLACEHOLDER = re.compile(r"\[--|MODEL OUT --to|--to \w+\|")  # a synopsis, not a command line

@@ -1,0 +1,1 @@
+"""The images of README and documentation; docs/make_figures.py is the entry point."""
