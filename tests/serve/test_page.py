@@ -1,7 +1,6 @@
 """The page in a real browser."""
 
 import io
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers.browser import BROWSER, FLAGS
 from helpers.color_classifier import COLORS, color_checkpoint
 from helpers.model_zoo import RESNETS, make_checkpoint
 from helpers.serving import Server, serving
@@ -21,16 +21,8 @@ from patchword.models import build_model
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Browser, Page, sync_playwright
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 if BROWSER is None:
     pytest.skip("needs a Chromium on the PATH (Debian: apt install chromium)", allow_module_level=True)
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 def attending_checkpoint() -> Checkpoint:
