@@ -29,7 +29,11 @@ DOCS_URL = "https://patchword.github.io/patchword/"
 
 
 class PatchwordError(Exception):
-    """Base class of all errors that a user can cause and fix."""
+    """Base class of all errors that a user can cause and fix.
+
+    Attributes:
+        code (str): The stable code, such as "invalid_config".
+    """
 
     code: str = "patchword_error"
 
@@ -40,11 +44,11 @@ class PatchwordError(Exception):
 
 
 class ConfigError(PatchwordError, ValueError):
-    """A configuration or request that contradicts itself or is out of range.
+    """Raised when a configuration or a request is invalid: a value is out of range, or values contradict each other.
 
     Attributes:
-        field: path of the field with an invalid value, such as "optim.lr"; "" if it is not about one field.
-        problem: what is wrong with that value, the message without the path.
+        field (str): The path of the field with an invalid value, such as "optim.lr"; "" if it is not about one field.
+        problem (str): What is wrong with that value: the message without the path.
     """
 
     code = "invalid_config"
@@ -55,34 +59,34 @@ class ConfigError(PatchwordError, ValueError):
 
 
 class CheckpointError(PatchwordError):
-    """A checkpoint that cannot be read or does not fit the model."""
+    """Raised when a checkpoint cannot be read or does not fit the model."""
 
     code = "invalid_checkpoint"
 
 
 class ConversionError(CheckpointError):
-    """A model that the target format cannot hold."""
+    """Raised when the target format of a conversion cannot store the model."""
 
     code = "conversion_failed"
 
 
 class ExportError(PatchwordError):
-    """An exported model whose outputs differ from the original's."""
+    """Raised when the outputs of an exported model differ from those of the original."""
 
     code = "export_failed"
 
 
 class DataError(PatchwordError):
-    """A dataset that cannot be used."""
+    """Raised when a dataset cannot be used."""
 
     code = "invalid_data"
 
 
 class ImageError(DataError):
-    """One image that cannot be decoded.
+    """Raised when an image cannot be decoded.
 
     Attributes:
-        reason: what is wrong with the image, without its name.
+        reason (str): What is wrong with the image, without its name.
     """
 
     code = "unreadable_image"
@@ -93,25 +97,31 @@ class ImageError(DataError):
 
 
 class OutputError(PatchwordError):
-    """A file or directory that cannot be written, or that exists and must not be overwritten (`output_exists`)."""
+    """Raised when a file or directory cannot be written, or exists and must not be overwritten (`output_exists`)."""
 
     code = "cannot_write"
 
 
 class HubError(PatchwordError):
-    """A model hub that cannot be reached, or does not have the model."""
+    """Raised when the model hub cannot be reached, or does not have the model."""
 
     code = "hub_failed"
 
 
 class TrainingError(PatchwordError):
-    """Training stopped: NaN or Inf, or another unrecoverable error."""
+    """Raised when training cannot continue, because of NaN or Inf or another unrecoverable error."""
 
     code = "training_failed"
 
 
 class Stopped(Exception):  # noqa: N818  # not an error
-    """A signal stopped a run after its state was saved."""
+    """Raised when a signal such as SIGTERM has stopped a run, after its state was saved; `resume` continues it.
+
+    It is not a `PatchwordError`.
+
+    Attributes:
+        signal (int): The number of the signal.
+    """
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -119,9 +129,10 @@ class Stopped(Exception):  # noqa: N818  # not an error
 
 
 class Note(str):
-    """A message for the user although nothing failed: a sentence with a stable code.
+    """A message for the user when nothing failed, such as an assumption: a string with a stable code.
 
-    It is a string, so that it prints and serializes to JSON as its text.
+    Attributes:
+        code (str): The stable code, such as "preprocess_assumed".
     """
 
     code: str
@@ -135,12 +146,12 @@ class Note(str):
         return str(self), self.code
 
     def to_json(self) -> dict[str, str]:
-        """Returns text and code, for files that are read back."""
+        """Returns the text and the code as a JSON object."""
         return {"code": self.code, "text": str(self)}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Inverse of `to_json`; also reads a bare string, which earlier versions saved."""
+        """Makes a note from what `to_json` returned, or from a plain string, which earlier versions saved."""
         return cls(value["text"], value["code"]) if isinstance(value, dict) else cls(str(value), "note")
 
 

@@ -24,7 +24,7 @@ from helpers.hub_server import REPO, Hub
 from helpers.small_checkpoint import make_checkpoint as small_checkpoint
 from patchword.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from patchword.cli import main as cli
-from patchword.cli.config_flags import RENAMED_FLAGS, model_flags, run_flags
+from patchword.cli.config_flags import FOREIGN_FLAGS, RENAMED_FLAGS, model_flags, run_flags
 from patchword.config import ViTConfig
 from patchword.data.image_decoder import load_image
 from patchword.data.preprocess import Preprocess
@@ -216,8 +216,9 @@ def test_hub_reference(tmp_path: Path) -> None:
         (["predikt", "MODEL"], "predict"),
         (["predict", "MODEL", "a.png", "--csv", "DATA/red/a.png"], r"red/a\.png .*--overwrite"),
         (["predict", "MODEL", "a.png", "--csv", "new.csv", "--json"], "--csv .*--json"),
-        (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "mean"),
-        (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "--image-size .*value"),
+        (["predict", "MODEL", "a.png", "--mean", "127", "127", "127"], "--mean .*scale"),
+        (["predict", "MODEL", "a.png", "--crop", "2"], "--crop must be .*not 2"),
+        (["evaluate", "MODEL", "DATA", "--image-size", "abc"], "--image-size needs one or more numbers, not 'abc'"),
         (["inspect", "MODEL", "--out", "OUT", "--label", "red"], "--label"),
         (["inspect", "MODEL", "DATA", "--out", "OUT", "--max-images", "0"], r"--max-images .*\b1\b.*\b0\b"),
         (["push", "MODEL", "elsewhere"], "hf:owner/name"),
@@ -261,6 +262,17 @@ def test_invalid_request_prints_no_traceback(model: Path) -> None:
         (["predict", "m", "a.png", "--positions", "none"], "--pos-embed"),
         (["train", "digits", "--flip-test", "true"], "--tta-flip"),
         (["train", "digits", "--optim.clip", "1"], "--optim.clip-grad-norm"),
+        (["train", "digits", "--lr", "1"], "--optim.lr"),
+        (["train", "digits", "--learning_rate=1"], "--optim.lr"),
+        (["train", "digits", "--weight-decay", "1"], "--optim.weight-decay"),
+        (["train", "digits", "--opt", "adamw"], "--optim.name"),
+        (["train", "digits", "--workers", "1"], "--data.num-workers"),
+        (["train", "digits", "--img-size", "8"], "--image-size"),
+        (["train", "digits", "--num-epochs", "1"], "--epochs"),
+        (["train", "digits", "--num-train-epochs", "1"], "--epochs"),
+        (["train", "digits", "--output-dir", "o"], "--out"),
+        (["train", "digits", "--pretrained"], "--init"),
+        (["train", "digits", "--mixup", "1"], "--augment.mixup"),
     ],
 )
 def test_unknown_flags_suggest_the_right_one(arguments: list[str], suggestion: str) -> None:
@@ -272,7 +284,16 @@ def test_unknown_flags_suggest_the_right_one(arguments: list[str], suggestion: s
 def test_suggested_flags_exist() -> None:
     parameters = {name for command in cli.COMMANDS.values() for name in inspect.signature(command).parameters}
     known = {"--" + name.replace("_", "-") for name in parameters} | set(run_flags(load_recipe("finetune")))
-    assert set(RENAMED_FLAGS.values()) <= known
+    assert {*RENAMED_FLAGS.values(), *FOREIGN_FLAGS.values()} <= known
+    assert not known & set(FOREIGN_FLAGS)
+
+
+@pytest.mark.parametrize("flag", ["--lr", "--pretrained", "--budget"])
+def test_flags_of_other_commands_are_not_suggested(flag: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        cli.run_command(["resume", "run", flag, "1"])
+    assert "Did you mean" not in str(error.value)
+    assert "--init" not in str(error.value)
 
 
 @pytest.mark.slow

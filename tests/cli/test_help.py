@@ -1,13 +1,16 @@
 """--help, the overview, suggestions, and errors that name the flag."""
 
+import functools
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from helpers.command import run_in_process
-from patchword.cli.arguments import command_arguments
+from patchword.cli import main as cli
+from patchword.cli.arguments import command_arguments, parse_doc
 from patchword.cli.help_pages import GROUPS, MAIN_FIELDS, command_page, config_fields
 from patchword.cli.main import COMMANDS
 from patchword.cli.model_args import MODEL_OPTIONS
@@ -26,6 +29,11 @@ def test_overview_lists_every_command_in_one_line(capsys: pytest.CaptureFixture[
     assert max(map(len, bare.stdout.splitlines())) <= 100
 
 
+def test_overview_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, run_in_process(capsys).stdout.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_describes_every_argument(name: str) -> None:
     config = FINETUNE if name == "train" else None
@@ -38,12 +46,50 @@ def test_help_describes_every_argument(name: str) -> None:
     assert "|None" not in page
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_plain_sentences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = command_page(name, COMMANDS[name], FINETUNE if name == "train" else None, everything=True)
+    text = " ".join(page.split())
+    assert not re.search(r"`|\bNone\b|(?<!\.)\.\.(?!\.)|[?:;,]\.(?!\w)|\N{NO-BREAK SPACE}", text)
+    long = [line for line in page.splitlines() if len(line) > 80 and " " in line.strip()]
+    assert all(line.startswith("Example: ") for line in long if "(default: hf:" not in line), long
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    @functools.wraps(COMMANDS[name])
+    def stub(**options: object) -> int:
+        calls.append(options)
+        return 0
+
+    monkeypatch.setitem(cli.COMMANDS, name, stub)
+    words = shlex.split(parse_doc(COMMANDS[name]).example.partition(" > ")[0])
+    assert words[:2] == ["patchword", name]
+    assert cli.run_command(words[1:]) == 0
+    assert len(calls) == 1
+
+
 def test_help_of_train_has_the_defaults_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     page = run_in_process(capsys, "train", "cifar10_scratch", "--help").stdout
     assert re.search(r"--budget TIME.*?\(default: 10m\)", page, re.DOTALL)
     assert re.search(r"--batch-size N.*?\(default: *\n? *128\)", page, re.DOTALL)
     assert "default: 0.002" in page
     assert all("--" + name.replace("_", "-") in page for name in MAIN_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("what", "recipe"), [("quickstart", "quickstart"), ("digits", "quickstart"), ("photos/", "finetune")]
+)
+def test_help_of_train_names_the_recipe(what: str, recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"defaults of the recipe {recipe})" in run_in_process(capsys, "train", what, "--help").stdout
+
+
+def test_help_of_train_shows_only_the_length_that_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    page = run_in_process(capsys, "train", "cifar10_scratch", "--help").stdout
+    assert "(default:" not in page[page.index("--epochs NUMBER") : page.index("--batch-size N")]
 
 
 def test_help_all_describes_every_field() -> None:
@@ -70,6 +116,21 @@ def test_help_all_describes_every_field() -> None:
         (["train", "digits", "--optim.lr", "-1"], "--optim.lr must be above 0, not -1.0. Example: --optim.lr 0.003"),
         (["train", "digits", "--steps", "x"], "--steps must be an integer, not 'x'."),
         (["predict", "patchword:cifar10", "a.png", "--num-heads", "x"], "--num-heads must be an integer, not 'x'."),
+        (["--verison"], "There is no option --verison. Did you mean --version?"),
+        (["completion", "tcsh"], "SHELL must be one of bash, zsh, fish, not 'tcsh'. Example: bash"),
+        (["train", "digits", "--optim", "adam"], "--optim is a group of options and takes no value, but 'adam' is"),
+        (["train", "digits", "--image-size", "big"], "--image-size needs one or more numbers, not 'big'. Example: --i"),
+        (["train", "digits", "--budget", "ten"], "--budget: 'ten' is not a duration. Write 90s, 10m"),
+        (["study", "positions", "--budget", "ten"], "--budget: 'ten' is not a duration. Write 90s, 10m"),
+        (["train", "digits", "--budget", "0"], "--budget must be above 0 seconds, not 0.0. Example: --budget 10m"),
+        (["train", "digits", "--augment", "heavy"], "--augment: There is no augmentation 'heavy'. Known: none"),
+        (["train", "digits", "--model", "vit_tiny_patch16_224"], "use --init, e.g. --init hf:google/vit-base-patch16-"),
+        (["train", "digits", "--model.image-size", "9"], "--model.image-size: height 9 is not a multiple of 2"),
+        (["train", "digits", "--wise-ft-alpha", "0.5"], "--wise-ft-alpha 0.5 interpolates with pretrained weights"),
+        (
+            ["train", "digits", "--augment.scale", "1"],
+            "--augment.scale must be a list of 2 numbers, not 1. Example: -",
+        ),
     ],
 )
 def test_errors_name_the_flag_and_give_an_example(
@@ -87,7 +148,7 @@ def test_recipes_are_listed_with_command_and_result(capsys: pytest.CaptureFixtur
         facts = describe_recipe(name)
         assert facts["summary"] and facts["command"] and facts["machine"]
         assert facts["command"] in page
-    assert "93.46 %" in describe_recipe("cifar10_scratch")["result"]
+    assert "93.46%" in describe_recipe("cifar10_scratch")["result"]
     assert "seeds" in describe_recipe("cifar10_scratch")["result"]  # a result of several lines
 
 

@@ -19,14 +19,29 @@ BUNDLED_PREFIX, BUNDLED_DIR = "patchword:", Path(__file__).parents[1] / "weights
 
 
 def read_checkpoint(reference: str | Path, **fields: Any) -> Checkpoint:
-    """Read a model reference.
+    """Read the weights of a model with their config, preprocessing and labels.
 
     Args:
-        reference: A run or model directory, a foreign checkpoint file or directory, `hf:owner/name`, or a bundled
-            model such as `patchword:cifar10`.
-        **fields: Fields of the model's config. image_size, in_channels and num_classes adapt the weights (positions
-            are interpolated, input channels averaged, the head replaced by zeros). All others supply what the file
-            does not store.
+        reference: A model reference: a run or model directory, a checkpoint file or directory of another project,
+            `hf:owner/name`, or a bundled model such as `patchword:cifar10`.
+        **fields: Fields of the model's config. `image_size`, `in_channels` and `num_classes` adapt the weights, as
+            `adapt_model` does. All others supply what the file does not store.
+
+    Returns:
+        The checkpoint. Its `notes` list what was assumed.
+
+    Raises:
+        CheckpointError: The model does not exist, is damaged, or is in an unknown format.
+        ConfigError: A field is unknown or invalid.
+        HubError: The Hugging Face Hub cannot be reached, or does not have the model.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        checkpoint = pw.read_checkpoint("patchword:cifar10")
+        print(checkpoint.config.image_size, checkpoint.labels[:2])  # (32, 32) ('airplane', 'automobile')
+        ```
     """
     fields = ViTConfig.cast_fields(fields)
     path = resolve_reference(reference)
@@ -73,7 +88,34 @@ def expand_user(path: str | Path) -> Path:
 def write_checkpoint(
     out: str | Path, checkpoint: Checkpoint, to: str = "patchword", *, overwrite: bool = False
 ) -> list[Note]:
-    """Write a checkpoint atomically in the format `to`; return notes on what that format cannot store."""
+    """Write a checkpoint in patchword's format, or in that of another project.
+
+    The output is written under a temporary name and then renamed. A file for another project is read back and compared
+    first.
+
+    Args:
+        out: The file or directory to write; the format determines which of them, and the suffix of a file.
+        checkpoint: The checkpoint.
+        to: The format: "patchword" (a model directory), "google", "big_vision", "timm", "transformers",
+            "torchvision", "deit" or "dinov2".
+        overwrite: Whether to replace an existing file, or a directory that contains nothing but a model.
+
+    Returns:
+        Notes on what the format cannot store, such as the temperature.
+
+    Raises:
+        ConversionError: There is no such format, or it cannot store this model.
+        OutputError: `out` cannot be written, or exists (code "output_exists").
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        checkpoint = pw.read_checkpoint("ViT-B_16.npz")
+        for note in pw.write_checkpoint("vit-b16.safetensors", checkpoint, "timm"):
+            print(note)
+        ```
+    """
     out = expand_user(out)
     if to == "patchword":
         if out.suffix in TENSOR_SUFFIXES:
@@ -84,5 +126,23 @@ def write_checkpoint(
 
 
 def load_model(reference: str | Path, **fields: Any) -> Model:
-    """Load a model in float32 for inference: `pw.load_model("model.npz", image_size=384)`."""
+    """Load a model as a PyTorch module, in float32 and evaluation mode.
+
+    `Classifier.load` also loads what is needed to classify images: preprocessing, labels and temperature.
+
+    Args:
+        reference: A model reference, as in `read_checkpoint`.
+        **fields: Fields of the model's config, as in `read_checkpoint`.
+
+    Raises:
+        CheckpointError: The model does not exist, is damaged, or is in an unknown format.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        model = pw.load_model("ViT-B_16.npz", image_size=384)
+        backbone = pw.load_model("ViT-B_16.npz", num_classes=0)  # returns image embeddings
+        ```
+    """
     return read_checkpoint(reference, **fields).build_model()

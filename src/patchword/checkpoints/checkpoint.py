@@ -22,16 +22,16 @@ class Checkpoint:
 
     Attributes:
         config: The architecture.
-        tensors: The state dict, under our names.
+        tensors: The state dict, with patchword's tensor names.
         preprocess: The evaluation transform; None if the inputs are not images (neither 1 nor 3 channels).
-        labels: The class names, if they are known.
-        temperature: The logits are divided by it (temperature scaling, Guo et al. 2017, arXiv:1706.04599).
-        provenance: How the model was trained and what was measured.
-        family: The format that the weights were read from.
+        labels: The class names, in the order of the class indices; None if they are not known.
+        temperature: The number that logits are divided by (temperature scaling, Guo et al., 2017).
+        provenance: How the model was trained, and its metrics.
+        family: The format that the weights were read from, such as "timm".
         quirks: Details of that format that are needed to write the same file again.
         extras: Tensors of that format that are not used in inference.
-        notes: Assumptions that were made when the weights were read.
-        multi_label: Whether the classes are independent of each other: sigmoid instead of softmax.
+        notes: What was assumed when the weights were read.
+        multi_label: Whether an image can have more than one label; then probabilities are sigmoids, not a softmax.
     """
 
     config: ModelConfig
@@ -47,7 +47,10 @@ class Checkpoint:
     multi_label: bool = False
 
     def build_model(self) -> Model:
-        """Build the model in float32 and evaluation mode. It shares memory with those `tensors` that are float32."""
+        """Build the model, in float32 and evaluation mode.
+
+        It shares memory with those `tensors` that are float32.
+        """
         with torch.device("meta"):
             model = build_model(self.config)
         buffers = {name for name, _ in model.named_buffers()} - set(model.state_dict())
@@ -60,9 +63,15 @@ class Checkpoint:
         return model.eval()
 
     def adapt(self, **changes: Any) -> "Checkpoint":
-        """Adapt the weights to another image_size, in_channels or num_classes.
+        """Return a copy with weights for another image size, number of channels or number of classes.
 
-        Metrics are dropped if the architecture changes; labels and temperature if the number of classes does.
+        Metrics are removed if the config changes, labels and temperature if the number of classes does.
+
+        Args:
+            **changes: Fields of the config, as in `adapt_model`.
+
+        Raises:
+            ConfigError: Another field was given; the weights cannot be adapted to it.
         """
         if not changes:
             return self
@@ -86,14 +95,26 @@ class Checkpoint:
         return replace(adapted, labels=None, temperature=1.0, multi_label=False) if new_head else adapted
 
     def to_half(self) -> "Checkpoint":
-        """Store the weights in float16, which halves the file; `build_model` still computes in float32."""
+        """Return a copy with float16 weights, which halves the file; `build_model` still returns a float32 model.
+
+        Raises:
+            ConfigError: A value exceeds the range of float16.
+        """
         large = [n for n, t in self.tensors.items() if t.is_floating_point() and t.abs().max() > MAX_HALF]
         if large:
             raise ConfigError(f"{large[0]} has values beyond {MAX_HALF:g}, the maximum of half precision.")
         return replace(self, tensors={n: t.half() if t.is_floating_point() else t for n, t in self.tensors.items()})
 
     def with_metadata(self, labels: Sequence[str] | None = None, **preprocess: Any) -> "Checkpoint":
-        """Replace the labels, or fields of the preprocessing such as `mean` and `crop`."""
+        """Return a copy with other labels or another preprocessing.
+
+        Args:
+            labels: The class names; None keeps those of the checkpoint.
+            **preprocess: Fields of `Preprocess` to change, such as `mean` and `crop`.
+
+        Raises:
+            ConfigError: The number of labels is not the number of classes, or the model has no preprocessing.
+        """
         result = self
         if labels is not None:
             if len(labels) != self.config.num_classes:

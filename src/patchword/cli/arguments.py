@@ -113,7 +113,9 @@ def default_metavar(hint: Any) -> str:
         return "|".join(map(str, typing.get_args(member)))
     if typing.get_origin(member) is tuple:
         items = typing.get_args(member)
-        return "HxW" if items == (int, int) else f"{default_metavar(items[0])}..."
+        if items == (int, int):
+            return "HxW"
+        return f"{default_metavar(items[0])}..." if items[-1] is ... else " ".join(map(default_metavar, items))
     return METAVARS.get(member, "NAME")
 
 

@@ -33,7 +33,58 @@ RENAMED_FLAGS = {
     "--threads": "--num-threads",
     "--whole": "--include-preprocessing",
 }
-CHANGED_VALUES = {"--start-share": "Its value is 1 - start-share."}
+# Flags of timm's train.py and of transformers' Trainer whose names differ by more than a prefix or a typo.
+FOREIGN_FLAGS = {
+    "--amp": "--precision",
+    "--amp-dtype": "--precision",
+    "--bf16": "--precision",
+    "--checkpoint-hist": "--keep-last",
+    "--clip-grad": "--optim.clip-grad-norm",
+    "--dataloader-num-workers": "--data.num-workers",
+    "--fp16": "--precision",
+    "--gradient-accumulation-steps": "--grad-accum-steps",
+    "--gradient-checkpointing": "--model.grad-checkpointing",
+    "--hflip": "--augment.flip",
+    "--img-size": "--image-size",
+    "--initial-checkpoint": "--init",
+    "--label-smoothing-factor": "--label-smoothing",
+    "--learning-rate": "--optim.lr",
+    "--lr-scheduler-type": "--schedule.shape",
+    "--max-grad-norm": "--optim.clip-grad-norm",
+    "--max-steps": "--steps",
+    "--min-lr": "--schedule.min-lr-ratio",
+    "--model-ema-decay": "--ema",
+    "--model-name-or-path": "--init",
+    "--num-epochs": "--epochs",
+    "--num-train-epochs": "--epochs",
+    "--opt": "--optim.name",
+    "--optimizer": "--optim.name",
+    "--output": "--out",
+    "--output-dir": "--out",
+    "--per-device-train-batch-size": "--batch-size",
+    "--pretrained": "--init",
+    "--report-to": "--loggers",
+    "--reprob": "--augment.random-erasing",
+    "--save-total-limit": "--keep-last",
+    "--sched": "--schedule.shape",
+    "--smoothing": "--label-smoothing",
+    "--warmup-epochs": "--schedule.warmup-fraction",
+    "--warmup-ratio": "--schedule.warmup-fraction",
+    "--workers": "--data.num-workers",
+}
+# What differs besides the name.
+FLAG_NOTES = {
+    "--amp": "Example: --precision bf16.",
+    "--bf16": "Example: --precision bf16.",
+    "--device": "Training uses CUDA if it is available, and all other commands run on the CPU.",
+    "--fp16": "fp16 is not supported. Example: --precision bf16.",
+    "--min-lr": "Its value is a fraction of the peak learning rate.",
+    "--per-device-train-batch-size": "Its value is the total over all processes.",
+    "--pretrained": "It takes a model. Example: --init hf:google/vit-base-patch16-224.",
+    "--start-share": "Its value is 1 - start-share.",
+    "--warmup-epochs": "Its value is a fraction of the run.",
+}
+SHORT_FORMS = ("model", "augment", "data")  # sections that take a name, as in --model S/16 (config/overrides.py)
 
 
 def renamed_flags() -> dict[str, str]:
@@ -91,7 +142,7 @@ def extract_config_flags(words: list[str], flags: dict[str, ValueKind]) -> tuple
         while not equals and i < len(words) and accepts_word(kind, words[i], texts):
             texts += split_value(words[i], kind)
             i += 1
-        parsed = parse_field(word, texts)
+        parsed = parse_field(word, texts, kind, words[i] if i < len(words) else "")
         field = flag.removeprefix("--").replace("-", "_")
         values[field] = [parsed] if kind == "words" and not isinstance(parsed, list) else parsed
     return rest, values
@@ -123,10 +174,29 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def parse_field(flag: str, texts: list[str]) -> Any:
-    """Parse values as JSON (3, 1e-6, true), or else as strings. The config validates them."""
+def check_sections(values: dict[str, Any], flags: dict[str, ValueKind]) -> None:
+    """Reject a value for a section that has only fields: --optim adam instead of --optim.name adamw."""
+    for path, value in values.items():
+        fields = [flag for flag in flags if flag.startswith(f"{flag_of(path)}.")]
+        if fields and path not in SHORT_FORMS and not isinstance(value, dict):
+            message = f"{flag_of(path)} is a group of options and takes no value, but {value!r} is given."
+            raise ConfigError(f"{message} Set one of the group: {', '.join(fields)}.", code="invalid_arguments")
+
+
+def parse_field(flag: str, texts: list[str], kind: ValueKind = "single", following: str = "") -> Any:
+    """Parse values as JSON (3, 1e-6, true), or else as strings. The config validates them.
+
+    Args:
+        flag: The flag.
+        texts: Its values.
+        kind: What it takes.
+        following: The next word of the command line, which is not one of its values.
+    """
     if not texts:
-        raise ConfigError(f"{flag} needs a value: a number, a word, or several numbers separated by spaces for a size.")
+        seen = f", not {following!r}" if following and not following.startswith("--") else ""
+        example = f" Example: {flag} 224" if flag.endswith("size") else ""
+        needed = "one or more numbers" if kind == "numbers" else "a value"
+        raise ConfigError(f"{flag} needs {needed}{seen}.{example}", code="invalid_arguments")
     values = [parse_value(text) for text in texts]
     return values[0] if len(values) == 1 else values
 

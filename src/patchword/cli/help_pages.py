@@ -3,6 +3,7 @@
 Pages are plain text for standard output. Nothing here imports torch.
 """
 
+import dataclasses
 import shutil
 import sys
 import textwrap
@@ -17,30 +18,31 @@ from .model_args import MODEL_OPTIONS
 from .parser import takes_model_args
 
 MAX_WIDTH, INDENT, MAX_LABEL = 100, 2, 30
+NO_BREAK = "\N{NO-BREAK SPACE}"
 TAGLINE = "Vision Transformers you can train on a laptop, see through, trust, and ship."
 GROUPS = {
     "Start": {
         "quickstart": "train a small ViT on handwritten digits in about a minute",
         "train": "train or fine-tune a model on your images, or with a recipe",
         "resume": "continue a run that was stopped or killed",
-        "recipes": "list the recipes: what each reaches and how long it takes",
+        "recipes": "list the recipes: what each one does, its command, its result",
     },
     "Use": {
-        "predict": "classify images, with an explanation if you like",
+        "predict": "classify images, and explain the predictions",
         "convert": "write a model in the format of timm, transformers, Google, ...",
     },
     "Measure": {
         "evaluate": "measure a model on labeled images, with confidence intervals",
-        "probe": "measure frozen features: few-shot, nearest neighbors, logistic regression",
+        "probe": "measure frozen features: few-shot, k-NN, logistic regression",
         "bench": "compare the inference engines on this machine",
         "study": "repeat an experiment of the paper at small scale",
     },
-    "Understand": {"inspect": "draw the paper's figures and explanations of predictions"},
+    "Understand": {"inspect": "draw the paper's figures, and explanations of predictions"},
     "Ship": {
-        "export": "write a file that runs without patchword: ONNX, torch.export, OpenVINO",
-        "serve": "serve a model: an HTTP API and a web page",
-        "card": "write a model card",
-        "push": "upload a model to a Hugging Face hub",
+        "export": "write an ONNX, torch.export or OpenVINO file, also in int8",
+        "serve": "serve a model over HTTP: a JSON API and a web page",
+        "card": "write a model card for the Hugging Face Hub",
+        "push": "upload a model to the Hugging Face Hub",
     },
     "Check": {
         "doctor": "check this machine, a dataset, or a run that stopped",
@@ -53,24 +55,45 @@ MAIN_FIELDS = (
     "init", "model", "image_size", "budget", "epochs", "batch_size", "optim.lr", "augment", "freeze", "data.val",
     "data.test", "data.multi_label", "class_weights", "seed", "precision",
 )  # fmt: skip
-SECTION_METAVARS = {"model": "PRESET", "augment": "none|light|medium|strong", "budget": "TIME"}
-SECTION_NOTES = {
-    "model": 'Train this architecture from scratch: Ti/16, S/16, B/16, ...; "train --help-all" has its fields.',
-    "augment": "Level of augmentation after AugReg; by default the recipe's own.",
-    "budget": "Length of the run as time, e.g. 90s, 10m, 1h30m, from the start of the command to its end.",
+# Fields whose values are written differently on the command line than in Python.
+FIELD_METAVARS = {
+    "init": "MODEL", "model": "PRESET", "augment": "none|light|medium|strong", "budget": "TIME", "name": "NAME",
+    "freeze": "NAME...", "data.source": "DATA", "data.val": "DATA", "data.test": "DATA", "distill.teacher": "MODEL",
+}  # fmt: skip
+FIELD_NOTES = {
+    "init": "Pretrained model to start from: hf:owner/name, a model directory or a checkpoint file; none trains from "
+    "scratch.",
+    "model": "Train this architecture from scratch: Ti/16, S/16, B/16, L/16, R50x1, ...; --help-all lists its fields, "
+    "such as --model.depth.",
+    "image_size": "Image size in pixels, e.g. 160 or 160x224, to which position embeddings are resampled; by default, "
+    "that of the model.",
+    "budget": "Length of the run as time, from the start of the command to its end: 90s, 10m, 1h30m; a number without "
+    "a unit is in seconds.",
+    "augment": "Augmentation level of AugReg; all of them, even none, include random resized crops and flips. By "
+    "default, the recipe's own settings.",
+    "freeze": 'Weights to freeze: prefixes of parameter names, "all-but-head", "first-third" (embeddings and blocks), '
+    "or none.",
 }
+# Valid values of fields that have no default, for error messages.
+FIELD_EXAMPLES = {
+    "budget": "10m", "epochs": "10", "steps": "1000", "image_size": "224", "num_threads": "2", "freeze": "all-but-head",
+    "init": "hf:google/vit-base-patch16-224", "loggers": "tensorboard",
+}  # fmt: skip
 
 
 def overview(version: str, docs_url: str) -> str:
     """Return the list of all commands in groups, a line each."""
-    lines = [f"patchword {version}: {TAGLINE}", "", "usage: patchword COMMAND ...", ""]
+    lines = [fit(f"patchword {version}: {TAGLINE}"), "", "usage: patchword COMMAND ...", ""]
     for title, commands in GROUPS.items():
         lines += [heading(title), *(f"  {name:11} {summary}" for name, summary in commands.items()), ""]
-    lines += ["patchword COMMAND --help shows its options and an example.", f"Documentation: {docs_url}"]
+    lines += ["patchword COMMAND --help shows its options and an example.", "patchword --version prints the version."]
+    lines += [f"Documentation: {docs_url}"]
     return "\n".join(lines)
 
 
-def command_page(name: str, command: Callable[..., int], config: Config | None, *, everything: bool) -> str:
+def command_page(
+    name: str, command: Callable[..., int], config: Config | None, *, everything: bool, recipe: str = ""
+) -> str:
     """Return the help of a command.
 
     Args:
@@ -78,15 +101,16 @@ def command_page(name: str, command: Callable[..., int], config: Config | None, 
         command: Its function.
         config: For `train`, the recipe whose fields are options; None for other commands.
         everything: Whether to list config fields that are seldom set.
+        recipe: Name of the recipe; by default, that of its runs.
     """
     doc, arguments = parse_doc(command), command_arguments(command)
-    parts = [fit(usage(name, arguments)), fit(doc.summary), fit(f"Example: {doc.example}")]
+    parts = [fit(usage(name, arguments)), fit(doc.summary), f"Example: {doc.example}"]  # one line, to be copied
     parts += [fit(paragraph) for paragraph in doc.paragraphs]
     parts.append(section("Arguments", [a for a in arguments if a.is_positional]))
     has_more = not everything and (config is not None or takes_model_args(command))
     parts.append(section("Options", [*(a for a in arguments if not a.is_positional), help_option(has_more)]))
     if config is not None:
-        parts += train_sections(config, everything)
+        parts += train_sections(config, everything, recipe or config.name)
     if takes_model_args(command):
         parts += checkpoint_sections(name, everything)
     return "\n\n".join(part for part in parts if part)
@@ -94,7 +118,7 @@ def command_page(name: str, command: Callable[..., int], config: Config | None, 
 
 def help_option(has_more: bool) -> Argument:
     """Return the option that every command has."""
-    description = "show this page; --help-all shows every option" if has_more else "show the options and an example"
+    description = "show this help; --help-all shows every option" if has_more else "show this help"
     return Argument("help", bool, "", description, default=False)
 
 
@@ -106,16 +130,14 @@ def usage(name: str, arguments: Sequence[Argument]) -> str:
     return " ".join(["usage: patchword", name, *words, "[options]"])
 
 
-def train_sections(config: Config, everything: bool) -> list[str]:
+def train_sections(config: Config, everything: bool, recipe: str) -> list[str]:
     """Return the options of `train` that are fields of a run, with the defaults of the recipe."""
-    groups = config_groups(config)
+    defaults = f"(with the defaults of the recipe {recipe})"
     if everything:
-        return [section(title, fields) for title, fields in groups.items()]
+        return [section(title or f"The run {defaults}", fields) for title, fields in config_groups(config).items()]
     by_name = {field.name: field for field in config_fields(config)}
-    count = len(by_name)
-    pointer = f"All {count} fields of a run are options: patchword train RECIPE --help-all lists them with defaults."
-    title = f"Most used fields of a run (defaults of the recipe {config.name})"
-    return [section(title, [by_name[name] for name in MAIN_FIELDS]), fit(pointer)]
+    pointer = f"These are {len(MAIN_FIELDS)} of {len(by_name)} settings: patchword train RECIPE --help-all lists all."
+    return [section(f"Most used settings {defaults}", [by_name[name] for name in MAIN_FIELDS]), fit(pointer)]
 
 
 def config_fields(config: Config) -> list[Argument]:
@@ -124,36 +146,46 @@ def config_fields(config: Config) -> list[Argument]:
 
 
 def config_groups(config: Config) -> dict[str, list[Argument]]:
-    """Return the fields of a run by section."""
-    groups: dict[str, list[Argument]] = {f"The run (defaults of the recipe {config.name})": []}
-    run = next(iter(groups.values()))
+    """Return the fields of a run by the title of their section; "" is the title of those without one."""
+    groups: dict[str, list[Argument]] = {"": []}
     for field in field_arguments(config):
         value = getattr(config, field.name)
-        if field.name in SECTION_NOTES:
-            metavar, note = SECTION_METAVARS[field.name], SECTION_NOTES[field.name]
-            default = None if isinstance(value, JsonConfig) else value
-            run.append(Argument(field.name, str, metavar, note, default, is_field=True))
-        elif not isinstance(value, JsonConfig):
-            run.append(field)
+        if field.name in FIELD_NOTES or not isinstance(value, JsonConfig):
+            groups[""].append(on_command_line(field, config))
         if isinstance(value, JsonConfig):
             title = f"{flag_of(field.name)}.*: {field.description.rstrip('.').replace('`', '')}"
-            groups[title] = field_arguments(value, prefix=f"{field.name}.")
+            fields = field_arguments(value, prefix=f"{field.name}.")
+            groups[title] = [on_command_line(each, config) for each in fields]
+    order = {name: number for number, name in enumerate(MAIN_FIELDS)}
+    groups[""].sort(key=lambda field: order.get(field.name, len(order)))
     return groups
+
+
+def on_command_line(field: Argument, config: Config) -> Argument:
+    """Return a field with the metavar, the description and the default that are right on the command line."""
+    is_unused = field.name == "epochs" and not (config.budget is None and config.steps is None)
+    return dataclasses.replace(
+        field,
+        metavar=FIELD_METAVARS.get(field.name, field.metavar),
+        description=FIELD_NOTES.get(field.name, field.description),
+        default=None if is_unused else field.default,
+    )
 
 
 def checkpoint_sections(name: str, everything: bool) -> list[str]:
     """Return the options about checkpoints of other projects: a pointer, or all of them."""
     if not everything:
         return [fit(
-            "Metadata that a checkpoint of another project lacks (--labels, --mean, --num-heads, ...) and changes of "
-            f"the model (--image-size 384) are options, too: patchword {name} --help-all lists them."
+            "More options change the image size of the model (--image-size 384), or supply what a checkpoint of "
+            f"another library does not store (--labels, --mean, --num-heads, ...): patchword {name} --help-all."
         )]  # fmt: skip
+    model_title = (
+        "The model: --image-size, --in-channels and --num-classes adapt the weights; the others supply what the "
+        "checkpoint does not store"
+    )
     return [
-        section("Metadata that the checkpoint lacks, or that should be overridden", MODEL_OPTIONS),
-        section(
-            "Fields of the model, to state what the checkpoint lacks or to adapt the weights",
-            field_arguments(ViTConfig),
-        ),
+        section("Labels and preprocessing, by default those of the checkpoint", MODEL_OPTIONS),
+        section(model_title, field_arguments(ViTConfig)),
     ]
 
 
@@ -164,9 +196,9 @@ def section(title: str, arguments: Sequence[Argument]) -> str:
     labels = [row_label(argument) for argument in arguments]
     width = min(MAX_LABEL, max(map(len, labels))) + 2
     margin = " " * (INDENT + width)
-    lines = [heading(title)]
+    lines = [heading(fit(title))]
     for label, argument in zip(labels, arguments, strict=True):
-        text = textwrap.wrap(row_text(argument), max(30, page_width() - len(margin)))
+        text = wrap(row_text(argument), max(30, page_width() - len(margin)))
         fits = len(label) + 2 <= width
         lines.append(" " * INDENT + (label.ljust(width) + text[0] if fits else label))
         lines += [margin + line for line in text[fits:]]
@@ -182,11 +214,13 @@ def row_label(argument: Argument) -> str:
 
 
 def row_text(argument: Argument) -> str:
-    """Return the description as a sentence, with the default unless that is nothing."""
+    """Return the description as a sentence, with choices that the metavar lacks and the default, if there is one."""
     description = argument.description.replace("`", "").strip().rstrip(".")
     description = description[:1].upper() + description[1:]
+    if argument.choices and "|" not in argument.metavar and argument.choices[0] not in description:
+        description += f": {', '.join(argument.choices)}"
     default = format_default(argument)
-    return f"{description}." + (f" (default: {default})" if default else "")
+    return f"{description}." + (f" (default:{NO_BREAK}{default})" if default else "")
 
 
 def format_default(argument: Argument) -> str:
@@ -213,7 +247,13 @@ def heading(title: str) -> str:
 
 def fit(text: str, indent: str = "") -> str:
     """Wrap a paragraph to the width of the page."""
-    return textwrap.fill(text, page_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap(text, page_width(), indent))
+
+
+def wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Split a text into lines, without breaking flags and references, which have hyphens."""
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def page_width() -> int:

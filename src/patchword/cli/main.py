@@ -13,6 +13,7 @@ Exit codes:
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -38,9 +39,9 @@ from .commands.recipes_command import recipes
 from .commands.resume_command import resume
 from .commands.serve_command import serve
 from .commands.study_command import study
-from .commands.train_command import base_config, train
-from .config_flags import CONFIG_VALUES, ValueKind, extract_config_flags, model_flags, run_flags
-from .help_pages import command_page, config_fields, format_default, overview
+from .commands.train_command import base_config, recipe_for, train
+from .config_flags import CONFIG_VALUES, ValueKind, check_sections, extract_config_flags, model_flags, run_flags
+from .help_pages import FIELD_EXAMPLES, command_page, config_fields, format_default, overview
 from .parser import check_unknown_flags, parse_arguments, takes_model_args
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -101,6 +102,7 @@ def run_command(words: list[str]) -> int:
     flags = config_flags_of(words)
     rest, values = extract_config_flags(words[1:], flags)
     check_unknown_flags(name, command, rest, flags)
+    check_sections(values, flags)
     arguments = parse_arguments(name, command, rest)
     CONFIG_VALUES.clear()
     CONFIG_VALUES.update(values)
@@ -118,8 +120,9 @@ def print_help(words: list[str], *, everything: bool = False) -> int:
         print(overview(__version__, DOCS_URL))
         return 0
     name, command = words[0], find_command(words[0])
-    config = base_config(recipe_of(words)) if name == "train" else None
-    print(command_page(name, command, config, everything=everything))
+    what = recipe_of(words)
+    config = base_config(what) if name == "train" else None
+    print(command_page(name, command, config, everything=everything, recipe=recipe_for(what)))
     return 0
 
 
@@ -127,9 +130,10 @@ def find_command(name: str) -> Callable[..., int]:
     """Return the function of a command; a mistyped name gets a suggestion."""
     if name in COMMANDS:
         return COMMANDS[name]
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    kind, known = ("option", [*HELP_FLAGS, "--version"]) if name.startswith("-") else ("command", list(COMMANDS))
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    message = f"There is no command {name}.{hint} patchword help lists all commands."
+    message = f"There is no {kind} {name}.{hint} patchword help lists all commands."
     raise ConfigError(message, code="unknown_command")
 
 
@@ -151,8 +155,24 @@ def name_flag(error: ConfigError, words: list[str]) -> ConfigError:
     is_train = words[0] == "train"
     path = error.field if is_train else error.field.removeprefix("model.")
     if not path or path not in CONFIG_VALUES:
-        return error
+        message = name_flags_in(str(error), error.code)
+        return error if message == str(error) else ConfigError(message, code=error.code)
     fields = config_fields(base_config(recipe_of(words))) if is_train else field_arguments(ViTConfig())
-    example = next(format_default(field) for field in fields if field.name == path)
+    example = next(format_default(field) for field in fields if field.name == path) or FIELD_EXAMPLES.get(path)
     text = f" Example: {flag_of(path)} {example}" if example else ""
     return ConfigError(f"{flag_of(path)} {error.problem}{text}", code=error.code)
+
+
+def name_flags_in(message: str, code: str) -> str:
+    """Name flags in a message that is about a short form (--budget ten), or about several fields."""
+    if code == "invalid_duration":
+        return f"--budget: {message}"
+    for path, value in CONFIG_VALUES.items():
+        if code == "unknown_preset" and repr(value) in message:
+            is_foreign = path == "model" and "Did you mean" not in message
+            hint = " For pretrained weights, use --init, e.g. --init hf:google/vit-base-patch16-224." * is_foreign
+            return f"{flag_of(path)}: {message}{hint}"
+        field = re.escape(path)
+        pattern = rf"(?<![-\w.]){field}\b" if "." in path else rf"^{field}\b(?!\.)|(?<![-\w.])model\.{field}\b"
+        message = re.sub(pattern, flag_of(path), message)
+    return message

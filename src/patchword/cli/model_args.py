@@ -1,6 +1,7 @@
 """Arguments that commands share: the model reference, corrections to a checkpoint, the engine."""
 
 import json as json_format
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,13 +19,20 @@ if TYPE_CHECKING:
 
 
 MODEL_ARG = positional(
-    "MODEL", "run or model directory, checkpoint of any known family, hf:owner/name, or patchword:cifar10"
+    "MODEL",
+    "run directory, model directory or checkpoint file (of timm, transformers, Google, torchvision, ...), "
+    "hf:owner/name on the Hugging Face Hub, or patchword:cifar10",
 )
 ModelReference = Annotated[str, MODEL_ARG]
 Flag = bool  # a switch: --overwrite
-JsonFlag = Annotated[Flag, arg(description="print one JSON document on standard output, and nothing else")]
+JsonFlag = Annotated[Flag, arg(description="print one JSON document to standard output, and nothing else")]
 EngineName = Annotated[
-    str, arg("NAME", "inference engine: torch, onnx, onnx-int8, ... (see doctor), or auto for the fastest")
+    str,
+    arg(
+        "NAME",
+        "inference engine: torch, onnx, onnx-int8, ... (patchword doctor lists them), or auto, the fastest whose "
+        "predictions stay close to those of torch",
+    ),
 ]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
@@ -34,18 +42,18 @@ class ModelArgs:
     """Metadata that the checkpoint lacks or that should be overridden. Fields of the model are flags, too."""
 
     labels: Annotated[Path | None, arg("FILE")] = None
-    """text file with one label per line, or a JSON list"""
+    """class labels in the order of the outputs: a text file with one per line, or a JSON list"""
     # mean and std are here only for --help: extract_config_flags takes them, so that an image name may follow them.
     mean: Annotated[tuple[float, ...] | None, arg("NUMBER...")] = None
-    """mean of each channel, on the scale 0..1"""
+    """mean of each channel for normalization, on the scale 0 to 1"""
     std: Annotated[tuple[float, ...] | None, arg("NUMBER...")] = None
-    """standard deviation of each channel"""
+    """standard deviation of each channel for normalization, on the scale 0 to 1"""
     crop: Annotated[float | None, arg("FRACTION")] = None
-    """fraction of the resized image that the center crop keeps, e.g. 0.9"""
+    """fraction of the resized image that the center crop keeps along each side (crop_pct in timm), e.g. 0.9"""
     resize: Annotated[Literal["cover", "squash"] | None, arg("cover|squash")] = None
-    """keep the aspect ratio and crop, or scale both sides"""
+    """how images are resized: "cover" keeps the aspect ratio and crops, "squash" scales both sides"""
     interpolation: Annotated[Interpolation | None, arg("nearest|bilinear|bicubic|lanczos")] = None
-    """filter for resizing"""
+    """filter with which images are resized"""
 
     def read(self, reference: str) -> "Checkpoint":
         """Read a checkpoint with these overrides; assumptions are printed to standard error."""
@@ -56,7 +64,11 @@ class ModelArgs:
         changes |= {name: as_list(value) for name, value in CONFIG_VALUES.items() if name in CHANNEL_STATS}
         labels = read_labels(self.labels) if self.labels else None
         checkpoint = read_checkpoint(reference, **fields)
-        checkpoint = checkpoint.with_metadata(labels, **{n: v for n, v in changes.items() if v is not None})
+        try:
+            checkpoint = checkpoint.with_metadata(labels, **{n: v for n, v in changes.items() if v is not None})
+        except ConfigError as error:  # name the flags
+            message = re.sub(r"preprocess\.(mean|std|crop)\b", r"--\1", str(error))
+            raise ConfigError(message, code=error.code) from None
         print_notes(checkpoint.notes)
         return checkpoint
 
@@ -94,7 +106,8 @@ def read_labels(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--labels: {path} cannot be read ({error}).") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--labels: {path} cannot be read ({reason}).") from None
     if path.suffix == ".json" or text.lstrip().startswith(("[", "{")):
         try:
             labels = json_format.loads(text)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ..errors import ConfigError
 from .arguments import REQUIRED, Argument, command_arguments, parse_doc, union_members
-from .config_flags import CHANGED_VALUES, renamed_flags
+from .config_flags import FLAG_NOTES, FOREIGN_FLAGS, renamed_flags
 from .model_args import MODEL_OPTIONS, ModelArgs
 
 EXAMPLES = {int: "5", float: "0.5", str: "name", Path: "out"}
@@ -101,7 +101,8 @@ def convert_word(option: Argument, hint: Any, word: str) -> Any:
 
 def invalid_value(option: Argument, rule: str, word: str) -> ConfigError:
     """Make the error for a value of the wrong type."""
-    return ConfigError(f"{option.label} must be {rule}, not {word!r}. Example: {option.label} {example_of(option)}")
+    flag = "" if option.is_positional else f"{option.label} "
+    return ConfigError(f"{option.label} must be {rule}, not {word!r}. Example: {flag}{example_of(option)}")
 
 
 def example_of(option: Argument) -> str:
@@ -116,7 +117,8 @@ def example_of(option: Argument) -> str:
 
 def missing_argument(name: str, command: Callable[..., int], option: Argument) -> ConfigError:
     """Make the error for a required argument that is not given."""
-    choices = f" ({', '.join(option.choices)})" if option.choices else ""
+    is_listed = option.choices and option.choices[0] in option.description
+    choices = f" ({', '.join(option.choices)})" if option.choices and not is_listed else ""
     description = f": {option.description}" if option.description else ""
     return ConfigError(
         f"patchword {name} needs {option.label}{choices}{description}. Example: {parse_doc(command).example}",
@@ -127,14 +129,22 @@ def missing_argument(name: str, command: Callable[..., int], option: Argument) -
 def check_unknown_flags(name: str, command: Callable[..., int], words: list[str], config_flags: Iterable[str]) -> None:
     """Reject a flag that the command does not have, and suggest its new name or the closest one."""
     known = {option.label for option in options_of(command) if not option.is_positional}
-    renamed = renamed_flags()
     for word in (word.partition("=")[0] for word in words if word.startswith("--") and word != "--"):
         flag = word.replace("_", "-")
         if flag in known:
             continue
-        matches = difflib.get_close_matches(flag, sorted(known | set(config_flags)), n=1)
-        suggestions = [renamed[flag]] if flag in renamed else matches
-        hint = f" Did you mean {suggestions[0]}?" if suggestions else ""
-        hint += f" {CHANGED_VALUES[flag]}" if flag in CHANGED_VALUES else ""
+        hint = suggest_flag(flag, sorted(known | set(config_flags)))
         message = f"patchword {name} has no option {word}.{hint} patchword {name} --help lists its options."
         raise ConfigError(message, code="unknown_option")
+
+
+def suggest_flag(flag: str, known: Sequence[str]) -> str:
+    """Return a hint for an unknown flag: its new name, its name here, a field of that name, or a similar flag."""
+    name = flag.removeprefix("--")
+    candidates = [renamed_flags().get(flag, ""), FOREIGN_FLAGS.get(flag, "")]
+    candidates += [other for other in known if other.endswith(f".{name}")]
+    similar = difflib.get_close_matches(name, [other.removeprefix("--") for other in known], n=1)
+    found = next((other for other in candidates if other in known), "") or "".join(f"--{other}" for other in similar)
+    hint = f" Did you mean {found}?" if found else ""
+    is_note_right = FOREIGN_FLAGS.get(flag, found) == found
+    return f"{hint} {FLAG_NOTES[flag]}" if flag in FLAG_NOTES and is_note_right else hint

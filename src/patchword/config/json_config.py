@@ -142,7 +142,8 @@ def _cast_tuple(value: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     if is_size and isinstance(value, int | float):  # one number is a square
         value = (value, value)
     if not isinstance(value, list | tuple):
-        raise TypeError(f"must be {'an integer or two (height, width)' if is_size else 'a list'}, not {value!r}")
+        kind = "a list" if arguments[-1:] == (...,) else f"a list of {len(arguments)} numbers"
+        raise TypeError(f"must be {'an integer or two (height, width)' if is_size else kind}, not {value!r}")
     if arguments[-1:] == (...,):
         return tuple(cast(item, arguments[0]) for item in value)
     if len(value) != len(arguments):

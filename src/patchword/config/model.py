@@ -42,45 +42,45 @@ class ViTConfig(JsonConfig):
     in_channels: int = 3
     """Number of image channels: 3 for RGB, 1 for grayscale."""
     num_classes: int = 1000
-    """Number of classes, the outputs of the head; 0 removes the head, and the model returns image embeddings."""
+    """Number of classes; 0 removes the head, so that the model returns embeddings. A run takes it from its data."""
     embed_dim: int = 768
-    """Width D of the tokens."""
+    """Width of the tokens, D in the paper."""
     depth: int = 12
     """Number of encoder blocks."""
     num_heads: int = 12
     """Number of attention heads in each block."""
     head_dim: int | None = None
-    """Width of an attention head; None means embed_dim / num_heads."""
+    """Width of an attention head; by default embed_dim / num_heads."""
     mlp_dim: int = 3072
     """Width of the hidden layer of the MLP in each block."""
 
     stem: Stem = "linear"
-    """What comes before the patch projection: nothing ("linear"), a ResNet (the paper's hybrids), or convolutions."""
+    """What precedes the patch projection: nothing ("linear"), a ResNet (the paper's hybrids), or convolutions."""
     stem_layers: tuple[int, ...] = ()
     """Stages of the stem: units per stage ("resnet"), or channels per stage, each halving the image ("conv")."""
     stem_convs: int = 1
     """Number of convolutions in each stage of a "conv" stem."""
     stem_width: int = 64
-    """Number of channels of the root of a "resnet" stem; a multiple of 32."""
+    """Number of channels of the first convolution of a "resnet" stem; a multiple of 32."""
     weight_standardization: WeightStandardization = "google"
-    """Whose formula standardizes the convolution weights of a "resnet" stem; they differ in epsilon and scaling."""
+    """Whose weight standardization a "resnet" stem uses; they differ in epsilon and scaling."""
     patch_norm: bool = False
     """Whether LayerNorm is applied before and after the patch projection, as in vit-pytorch."""
 
     class_token: bool = True
-    """Whether a learned [class] token is put in front of the patches."""
+    """Whether a learned class token ([CLS]) precedes the patches."""
     distillation: bool = False
     """Whether the model has a distillation token and a second head (DeiT)."""
     num_registers: int = 0
     """Number of register tokens (Darcet et al., 2024); 0 means none."""
     pos_embed: PosEmbed = "learned"
-    """Kind of position embeddings; the paper's model has learned 1-D ones."""
+    """Position embeddings: learned (1-D, as in the paper) or learned 2-D, relative, fixed sine-cosine, rotary, none."""
     pos_embed_prefix: int | None = None
-    """Number of prefix tokens with a learned position embedding; None means the class and distillation tokens."""
+    """Number of prefix tokens with a learned position embedding; by default, the class and distillation tokens."""
     local_attention_init: float = 0.0
-    """How sharply each head of a new model attends to one neighbor (ConViT); "relative" only; 0 means not at all."""
+    """How sharply each head of a new model with "relative" embeddings attends to one neighbor (ConViT); 0 means off."""
     pos_embed_resample: Resample = "google"
-    """Whose rule resamples the position embeddings when the image size changes."""
+    """Whose method resamples the position embeddings when the image size changes."""
 
     attention_pattern: AttentionPattern = "global"
     """Which tokens a patch attends to: all, those of its row or column in turn ("axial"), or a window ("local")."""
@@ -99,23 +99,23 @@ class ViTConfig(JsonConfig):
     activation: Activation = "gelu"
     """Activation of the MLP: exact GELU, its tanh approximation, or SwiGLU."""
     layer_scale: float | None = None
-    """Initial value of LayerScale (CaiT) on each residual branch; None means no LayerScale."""
+    """Initial value of LayerScale (CaiT) on each residual branch; by default, there is no LayerScale."""
 
     pooling: Pooling = "class"
-    """How tokens become one vector: the class token, the mean of the patches, both, or attention pooling."""
+    """How tokens become one vector: class token, mean of the patches, both, or attention pooling (MAP)."""
     norm_after_pool: bool = False
     """Whether the final LayerNorm is applied to the pooled vector (timm's fc_norm) instead of the tokens."""
     pre_logits: int | None = None
-    """Width of the tanh layer of the pre-training head; None means a linear head alone."""
+    """Width of the tanh layer before the head, as in the paper's pre-training; by default, there is none."""
 
     dropout: float = 0.0
-    """Dropout probability after position embeddings, attention and both layers of the MLP; 0 means none."""
+    """Dropout probability after the position embeddings, attention and both layers of each MLP; 0 means none."""
     attention_dropout: float = 0.0
     """Dropout probability of attention weights, which the paper does not drop; 0 means none."""
     drop_path: float = 0.0
-    """Stochastic depth: probability of the last block's branches to be dropped, less in lower blocks; 0 means none."""
+    """Stochastic depth: drop probability of the last block's branches, linearly less in lower blocks; 0 means none."""
     patch_dropout: float = 0.0
-    """Fraction of the patches that are dropped in training; 0 means none."""
+    """Fraction of the patches that is dropped in training; 0 means none."""
     grad_checkpointing: bool = False
     """Whether blocks are recomputed in the backward pass: less memory, about a third more compute."""
 
@@ -292,13 +292,13 @@ class ResNetConfig(JsonConfig):
     in_channels: int = 3
     """Number of image channels: 3 for RGB, 1 for grayscale."""
     num_classes: int = 1000
-    """Number of classes, the outputs of the head; 0 removes the head, and the model returns image embeddings."""
+    """Number of classes; 0 removes the head, so that the model returns embeddings. A run takes it from its data."""
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Number of residual units in each stage."""
     width_factor: int = 1
     """Multiplies the number of channels of every layer."""
     kind: ResNetKind = "bit"
-    """BiT's ResNet, or "cifar" for small images: 16 x width_factor channels in the first stage, doubled in each."""
+    """BiT's ResNet ("bit"), or one for small images ("cifar"): 16 x width_factor channels, doubled in each stage."""
 
     def validate(self) -> None:
         stages = len(self.layers)

@@ -81,7 +81,7 @@ def augmentation(name: str, **changes: Any) -> AugmentConfig:
 
     Four of the seven levels of "How to train your ViT?" (AugReg, Steiner et al., 2022): "none" is its none, "light" its
     light2, "medium" its medium2 and "strong" its strong2. As in AugReg, all of them, even "none", use random resized
-    crops (5 % of the area or more) and horizontal flips. big_vision trains S/16 and larger on ImageNet-1k with medium2.
+    crops (5% of the area or more) and horizontal flips. big_vision trains S/16 and larger on ImageNet-1k with medium2.
     """
     if name not in AUGMENTATIONS:
         message = f"There is no augmentation {name!r}. Known: {', '.join(AUGMENTATIONS)}."

@@ -20,23 +20,23 @@ class DataConfig(JsonConfig):
     section = "data"
 
     source: str = ""
-    """A folder, CSV or parquet file, tar shards, hf-datasets:NAME, or a named dataset such as "cifar10"."""
+    """A folder, a CSV, TSV or parquet file, tar shards, hf-datasets:OWNER/NAME, or a named dataset such as cifar10."""
     val: str | None = None
-    """The validation set; None means the dataset's own, or else a fraction of the training set."""
+    """Validation data; by default, the validation set of `source`, or else `val_fraction` of its training set."""
     test: str | None = None
-    """The test set; None means the dataset's own, if it has one."""
+    """Test data; by default, the test set of `source`, if it has one."""
     val_fraction: float = 0.1
-    """Fraction of the training set that becomes the validation set, if the dataset has none."""
+    """Fraction of the training set that becomes the validation set if the dataset has none, above 0 and below 1."""
     train_fraction: float = 1.0
-    """Fraction of the training set, after the validation split, that is trained on."""
+    """Fraction of the training set that is used, after the validation split; above 0, at most 1."""
     multi_label: bool = False
-    """Whether an image can have more than one label, each of which is predicted by itself."""
+    """Whether an image can have more than one label; each class is then predicted independently."""
     balanced_sampling: bool = False
-    """Whether every class is sampled equally often."""
+    """Whether every class is sampled equally often, so that images of rare classes are repeated."""
     num_workers: int = 2
-    """Number of threads that load batches ahead; 0 loads them in the training thread."""
+    """Number of threads that load and augment batches ahead of time; 0 loads them in the training thread."""
     cache_gib: float = 4.0
-    """Memory for decoded images in GiB, half of it for the training set; 0 means no cache."""
+    """Memory for decoded images, in GiB, half of it for the training set; 0 means no cache."""
 
     def validate(self) -> None:
         self.check("val_fraction", 0 < self.val_fraction < 1, "above 0 and below 1")
@@ -52,29 +52,29 @@ class AugmentConfig(JsonConfig):
     section = "augment"
 
     crop: Crop = "none"
-    """None, a random shift with zero padding ("shift"), or Inception-style random resized crops ("resized")."""
+    """Random crop: "resized" (Inception-style random resized crop), "shift" (random shift, zero padding), or "none"."""
     shift_limit: float = 0.125
     """Largest shift of crop "shift", as a fraction of the image's side."""
     scale: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest area of crop "resized", as fractions of the image."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Smallest and largest aspect ratio of crop "resized"."""
+    """Smallest and largest aspect ratio (width / height) of crop "resized"."""
     flip: float = 0.0
-    """Probability of a horizontal flip; 0 means none."""
+    """Probability of a horizontal flip, 0 to 1."""
     randaug_ops: int = 0
     """Number of RandAugment operations per image (Cubuk et al., 2020); 0 means none."""
     randaug_magnitude: float = 10.0
-    """Magnitude of the RandAugment operations, 0 to 30."""
+    """Magnitude of the RandAugment operations, 0 to 30; AugReg uses 10 to 20."""
     color_jitter: float = 0.0
-    """Largest relative change of brightness, contrast and saturation; 0 means none."""
+    """Largest relative change of brightness, contrast and saturation, 0 to 1; 0 means none."""
     random_erasing: float = 0.0
     """Probability that a random rectangle is filled with noise (Zhong et al., 2020); 0 means none."""
     cutout: float = 0.0
-    """Side of a square that is blanked (DeVries and Taylor, 2017), as a fraction of the image's side; 0 means none."""
+    """Side of a square that is masked (DeVries and Taylor, 2017), as a fraction of the image's side; 0 means none."""
     mixup: float = 0.0
     """Alpha of mixup's Beta distribution (Zhang et al., 2018); 0 means none."""
     cutmix: float = 0.0
-    """Alpha of CutMix's Beta distribution (Yun et al., 2019); 0 means none. With mixup, one is picked at random."""
+    """Alpha of CutMix's Beta distribution (Yun et al., 2019); 0 means none. With both, each pair uses one at random."""
 
     def validate(self) -> None:
         self.check_range(0, 1, "flip", "random_erasing", "cutout", "shift_limit", "color_jitter")
@@ -92,25 +92,25 @@ class OptimConfig(JsonConfig):
     section = "optim"
 
     name: Optimizer = "adamw"
-    """AdamW, SGD with momentum, or Muon for the matrices of the blocks and AdamW for the rest."""
+    """Optimizer: AdamW, SGD with momentum, or Muon (for hidden matrices, with AdamW for all other parameters)."""
     lr: float = 1e-3
-    """Peak learning rate."""
+    """Peak learning rate, after the warmup."""
     weight_decay: float = 0.05
-    """Decoupled weight decay of matrices, multiplied by the learning rate; 0 means none."""
+    """Weight decay, not of biases, norms, tokens and position embeddings; decoupled in AdamW and Muon."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the first and second moments."""
+    """AdamW's decay rates of the first and second moment."""
     momentum: float = 0.9
-    """Momentum of SGD and Muon."""
+    """Momentum of SGD and Muon, at least 0 and below 1."""
     muon_lr: float = 0.02
-    """Muon's peak learning rate for the matrices; `lr` is for the other parameters."""
+    """Peak learning rate of the parameters that Muon optimizes; `lr` is for the others."""
     clip_grad_norm: float = 1.0
-    """Largest norm of the gradient; 0 means no clipping."""
+    """Maximum norm of the gradient, as in clip_grad_norm_ of torch; 0 means no clipping."""
     sam_rho: float = 0.0
-    """Radius of sharpness-aware minimization (SAM, Foret et al., 2021); 0 means none."""
+    """Radius rho of sharpness-aware minimization (SAM, Foret et al., 2021), at twice the cost; 0 means no SAM."""
     layer_decay: float = 1.0
-    """Learning rate of each layer relative to the layer above it (as in BEiT); 1 means the same for all."""
+    """Layer-wise learning rate decay: factor from each block to the one below it (as in BEiT); 1 means none."""
     head_lr_scale: float = 1.0
-    """Learning rate of the head relative to `lr`; 1 means the same, 0 freezes the head."""
+    """Factor on the learning rate of the head; 0 freezes the head."""
 
     def validate(self) -> None:
         for name in ("lr", "muon_lr"):
@@ -129,11 +129,11 @@ class ScheduleConfig(JsonConfig):
     section = "schedule"
 
     shape: ScheduleShape = "cosine"
-    """How the learning rate falls after the warmup."""
+    """How the learning rate falls after the warmup; "constant" keeps it at the peak."""
     warmup_fraction: float = 0.05
     """Length of the linear warmup, as a fraction of the run; 0 means none."""
     cooldown_fraction: float = 0.1
-    """Length of the linear cooldown to zero at the end of shape "rsqrt", as a fraction of the run; 0 means none."""
+    """Length of the linear cooldown to zero that ends shape "rsqrt", as a fraction of the run; 0 means none."""
     min_lr_ratio: float = 0.0
     """Final learning rate of shapes "cosine" and "linear", as a fraction of the peak."""
 
@@ -153,13 +153,13 @@ class DistillConfig(JsonConfig):
     section = "distill"
 
     teacher: str | None = None
-    """The teacher, as any model reference; None means no distillation."""
+    """The teacher, a model reference such as hf:owner/name; by default, there is no distillation."""
     kind: Literal["hard", "soft"] = "hard"
     """Whether the student learns the teacher's most probable class ("hard") or its probabilities ("soft")."""
     weight: float = 0.5
-    """Weight of the distillation loss; the loss on the labels has the rest."""
+    """Weight of the distillation loss, 0 to 1; the loss on the labels has the weight 1 - `weight`."""
     temperature: float = 3.0
-    """Divides the logits of student and teacher in "soft" distillation."""
+    """Temperature that divides the logits of student and teacher in "soft" distillation."""
 
     def validate(self) -> None:
         self.check_range(0, 1, "weight")
@@ -173,7 +173,7 @@ class ProgressiveResizeConfig(JsonConfig):
     section = "progressive_resize"
 
     scale: float = 1.0
-    """Image scale during the first phase; 1 means no first phase."""
+    """Image scale during the first phase, as a fraction of the image size; 1 means no first phase."""
     fraction: float = 0.5
     """Length of the first phase, as a fraction of the run."""
 
@@ -187,68 +187,68 @@ class Config(JsonConfig):
     """A training run."""
 
     name: str = "run"
-    """Name of the run, which names its directory."""
+    """Name of the run; its directory is runs/NAME by default."""
     seed: int = 0
-    """Seed of weights, sampling and augmentation."""
+    """Random seed of initialization, validation split, shuffling and augmentation."""
     data: DataConfig = field(default_factory=DataConfig)
     """The dataset and its splits."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     """Augmentation of training images."""
     model: ModelConfig = field(default_factory=ViTConfig)
-    """The architecture; num_classes comes from the dataset, and `init` replaces all but the regularization."""
+    """The architecture, for training from scratch; with `init`, only dropout, drop path and checkpointing apply."""
     init: str | None = None
-    """A model reference whose weights and architecture the run starts from; None means from scratch."""
+    """Pretrained model to start from, with its architecture: a model reference; None means from scratch."""
     image_size: Size | None = None
-    """Image size to resample `model` or `init` to; None means their own."""
+    """Image size in pixels, to which position embeddings are resampled; by default, that of `init` or `model`."""
     progressive_resize: ProgressiveResizeConfig = field(default_factory=ProgressiveResizeConfig)
-    """Smaller images in the first phase of the run."""
+    """Smaller images in the first phase of the run (progressive resizing)."""
     head_init: Literal["zero", "probe"] = "zero"
-    """How the new head of `init` starts: at zero, or as a logistic regression on frozen features ("probe")."""
+    """Initial weights of a new head on `init`: "zero", or "probe", a logistic regression on frozen features."""
     freeze: tuple[str, ...] = ()
-    """Frozen weights by the prefixes of their names, or "all-but-head", or "first-third" of the blocks."""
+    """Weights to freeze: prefixes of parameter names, "all-but-head", or "first-third" (embeddings and blocks)."""
     lora_rank: int = 0
-    """Rank of LoRA (Hu et al., 2022) in attention, with all but the head frozen; 0 means no LoRA."""
+    """Rank of LoRA (Hu et al., 2022) on attention; other weights, except the head, are frozen. 0 means no LoRA."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     """The optimizer."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """The learning rate schedule."""
     epochs: float = 10.0
-    """Length of the run in epochs, unless `steps` or `budget` is given."""
+    """Length of the run in epochs, unless `steps` or `budget` is set."""
     steps: int | None = None
-    """Length of the run in optimizer steps; None means by `budget` or `epochs`."""
+    """Length of the run in optimizer steps, instead of `epochs`."""
     budget: float | None = None
-    """Length of the run in seconds, from the start of the command to its end; None means by `steps` or `epochs`."""
+    """Length of the run in seconds, from the start of the command to its end, instead of `epochs`."""
     batch_size: int = 128
-    """Number of images per optimizer step, over all processes."""
+    """Number of images per optimizer step, in total over all processes."""
     grad_accum_steps: int = 1
-    """Number of micro-batches per optimizer step, to save memory; it must divide `batch_size`."""
+    """Number of micro-batches into which each batch is split, to save memory; it must divide `batch_size`."""
     precision: Precision = "auto"
-    """Number format of matmuls; "auto" picks bf16 if it was measured to be faster on this machine."""
+    """Number format of matmuls; "auto" picks bf16 if it is faster on this machine, which is measured."""
     num_threads: int | None = None
-    """Number of CPU threads of the model; None means all cores. Results depend on it in the last bits."""
+    """Number of CPU threads of the model; by default, all cores. Results depend on it in the last bits."""
     ema: float = 0.0
-    """Decay of the exponential moving average of the weights, which is then evaluated and saved; 0 means none."""
+    """Decay of the exponential moving average (EMA) of the weights, which is evaluated and saved; 0 means no EMA."""
     wise_ft_alpha: float = 1.0
-    """WiSE-FT (Wortsman et al., 2022): weight of the fine-tuned weights against those of `init`; 1 means no mixing."""
+    """WiSE-FT (Wortsman et al., 2022): weight of the fine-tuned model, averaged with `init`; 1 means no averaging."""
 
     label_smoothing: float = 0.0
-    """Label smoothing (Szegedy et al., 2016); 0 means none."""
+    """Label smoothing (Szegedy et al., 2016), at least 0 and below 1; 0 means none."""
     class_weights: bool = False
     """Whether the loss weights classes by their inverse frequency."""
     distill: DistillConfig = field(default_factory=DistillConfig)
     """Knowledge distillation from a teacher."""
 
     eval_every: float = 1.0
-    """Epochs between evaluations on the validation set."""
+    """Epochs between evaluations on the validation set; more if a time budget requires it."""
     save_every: float = 300.0
-    """Seconds between checkpoints, less in a run with a budget; 0 saves one after every step."""
+    """Seconds between checkpoints, or less if the run has a short time budget; 0 saves one after every step."""
     keep_last: int = 2
-    """Number of checkpoints that are kept besides the best."""
+    """Number of latest checkpoints to keep, besides the best one."""
     tta_flip: bool = False
     """Whether evaluation averages the predictions of an image and its horizontal flip (test-time augmentation)."""
     loggers: tuple[Logger, ...] = ()
-    """Experiment trackers to log to, besides metrics.jsonl."""
+    """Experiment trackers to log to, besides metrics.jsonl; they must be installed."""
 
     def validate(self) -> None:
         self._validate_length()

@@ -30,7 +30,7 @@ _BACKOFF = 0.25  # seconds; doubled after each try
 
 
 class DownloadError(DataError):
-    """A download that failed at every URL. The data may still be available from another origin."""
+    """Raised when a download failed at every URL; the data may still be available from another origin."""
 
     code = "unreachable"
 

@@ -22,6 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from ..errors import DataError, ImageError
 
 Mode = Literal["RGB", "L"]
+"""The mode of a decoded image, as in Pillow: RGB or grayscale."""
 
 # Only the formats of photos and screenshots. Pillow opens about forty formats, among them interpreters (EPS calls
 # Ghostscript) and decoders that are hardly tested.

@@ -37,11 +37,23 @@ _ACCEPTED = (
 
 
 def open_data(config: DataConfig, seed: int, saved: dict[str, Any] | None = None) -> DatasetSplits:
-    """Open a dataset, with consistent labels and a validation set (split off with `seed` if the data have none).
+    """Open a dataset; all splits have the same labels, and a validation set is split off if there is none.
 
     Args:
-        saved: `split_info` of an earlier run, to get exactly the same splits. Raises `DataError` if the data have
-            changed since.
+        config: The dataset and its splits.
+        seed: The seed of the random choices: the validation set, and the images of `config.train_fraction`.
+        saved: The `split_info` of an earlier call, to get exactly the same splits.
+
+    Raises:
+        DataError: There is no such dataset, it cannot be used, or it has changed since `saved`.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        splits = pw.open_data(pw.DataConfig(source="digits"), seed=0)
+        print(len(splits.train), len(splits.val), len(splits.test))  # 1294 144 359
+        ```
     """
     splits = with_validation(_load_splits(config), config.val_fraction, seed, saved)
     return subsample(splits, config.train_fraction, seed)
@@ -61,8 +73,10 @@ def with_validation(
     """Unify the labels, fill in `split_info`, and split off a validation set if there is none.
 
     Args:
-        fraction: size of the validation set, as a fraction of the training set.
-        saved: see `open_data`.
+        splits: The splits.
+        fraction: The size of the validation set, as a fraction of the training set.
+        seed: The seed of the split.
+        saved: See `open_data`.
     """
     splits = _unify_labels(splits)
     fingerprints = {name: fingerprint(source) for name, source in splits.as_dict().items()}

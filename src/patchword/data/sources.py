@@ -33,12 +33,19 @@ SPLIT_TITLES = {"train": "training set", "val": "validation set", "test": "test 
 
 
 class Source:
-    """Images and their labels. Subclasses define `key`, `name` and `read`, that is, where the bytes come from.
+    """The images and labels of one split; `len(source)` is the number of images.
+
+    `open_data` and `from_arrays` return sources. To read images from elsewhere, define a subclass with `key`, `read`
+    and, if messages need other names, `name`.
+
+    Args:
+        labels: The class names, in the order of the class indices.
+        targets: The target of each image, as in the attribute.
 
     Attributes:
-        labels: class names, in the order of the class indices.
-        targets: class indices, int64 (N,); for multi-label data a 0/1 matrix, float32 (N, K).
-        rows: row of each sample in the dataset before any `subset`, int64 (N,).
+        labels (tuple[str, ...]): The class names, in the order of the class indices.
+        targets (np.ndarray): The class indices, int64 (N,); for multi-label data a multi-hot matrix, float32 (N, K).
+        rows (np.ndarray): The row of each image in the dataset before any `subset`, int64 (N,).
     """
 
     def __init__(self, labels: Sequence[str], targets: np.ndarray) -> None:
@@ -50,28 +57,42 @@ class Source:
         return len(self.targets)
 
     def key(self, index: int) -> str:
-        """Unique identifier of a sample. It does not change when the dataset is moved to another folder."""
+        """Return a unique identifier of an image, which does not change when the dataset is moved."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """Name of a sample in messages and reports."""
+        """Return the name of an image in messages and reports; by default its key."""
         return self.key(index)
 
     def read(self, index: int, *, mode: Mode, min_size: tuple[int, int] | None = None) -> Image.Image:
-        """Decode one image (see `load_image`). Thread-safe; raises only `ImageError`."""
+        """Decode one image; must be thread-safe.
+
+        Args:
+            index: The position of the image in the source.
+            mode: "RGB" or "L" (grayscale).
+            min_size: (height, width) to which the caller will shrink the image. A large JPEG may then be decoded at
+                1/2, 1/4 or 1/8 of its size, which is faster.
+
+        Raises:
+            ImageError: The image cannot be read.
+        """
         raise NotImplementedError
 
     def subset(self, indices: np.ndarray) -> Self:
-        """Select samples, in the given order. The labels stay the same."""
+        """Return a source of the images at these indices, in their order; the labels stay the same."""
         selected = copy.copy(self)
         selected.rows, selected.targets = self.rows[indices], self.targets[indices]
         return selected
 
     def relabel(self, labels: Sequence[str], what: str = "The data") -> Self:
-        """Remap the class indices to another list of labels; classes are matched by name.
+        """Return a source with the class indices of another list of labels; classes are matched by name.
 
         Args:
-            what: subject of the error message if a class has no counterpart.
+            labels: The class names, in their new order.
+            what: The subject of the error message.
+
+        Raises:
+            DataError: A class that has images is not in `labels`.
         """
         if self.labels == tuple(labels):
             return self
@@ -81,7 +102,7 @@ class Source:
         return relabeled
 
     def as_multi_label(self) -> Self:
-        """Convert class indices to a multi-hot target matrix."""
+        """Return a source whose targets are a multi-hot matrix."""
         converted = copy.copy(self)
         converted.targets = to_multi_hot(self.targets, len(self.labels))
         return converted
@@ -111,7 +132,14 @@ class FileSource(Source):
 
 
 class ArraySource(Source):
-    """Decoded images in memory: uint8 (N, H, W, C) with 1 or 3 channels. `title` is a prefix of the sample names."""
+    """Images in memory, as `from_arrays` returns them.
+
+    Args:
+        images: The images, uint8 (N, H, W, C) with 1 or 3 channels.
+        labels: The class names, in the order of the class indices.
+        targets: The targets, as in `Source`.
+        title: A prefix of the names of the images.
+    """
 
     def __init__(self, images: np.ndarray, labels: Sequence[str], targets: np.ndarray, title: str = "array") -> None:
         super().__init__(labels, targets)
@@ -136,11 +164,22 @@ class DatasetSplits:
     """The training, validation and test sets of a run.
 
     Attributes:
-        train: the training set.
-        val: the validation set, for model selection; `with_validation` splits one off if it is None.
-        test: the held-out test set.
-        split_info: how the splits were made, as JSON. Given to `open_data`, it reproduces exactly these splits.
-        notes: what the user should know about the data, for example files that were left out.
+        train: The training set.
+        val: The validation set, which selects the best model. If it is None, `train` and `probe` split one off the
+            training set.
+        test: The test set, if there is one.
+        split_info: How the splits were made, as JSON; `open_data` fills it in and takes it as `saved`.
+        notes: What the user should know about the data, such as files that were left out.
+
+    Examples:
+        ```python
+        import numpy as np
+        import patchword as pw
+
+        images = np.zeros((100, 32, 32, 3), np.uint8)
+        source = pw.from_arrays(images, np.arange(100) % 4)
+        splits = pw.DatasetSplits(train=source.subset(np.arange(80)), test=source.subset(np.arange(80, 100)))
+        ```
     """
 
     train: Source
@@ -150,7 +189,7 @@ class DatasetSplits:
     notes: tuple[Note, ...] = ()
 
     def as_dict(self) -> dict[str, Source]:
-        """The splits that are not None, by name."""
+        """Return the splits that are not None by their names "train", "val" and "test"."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
         return {name: source for name, source in splits.items() if source is not None}
 
@@ -160,8 +199,8 @@ class ResolvedDataset:
     """What a format reader found at a reference.
 
     Attributes:
-        splits: sources by split name. Their labels need not agree yet.
-        notes: as in `DatasetSplits`.
+        splits: The sources by split name. Their labels need not agree yet.
+        notes: As in `DatasetSplits`.
     """
 
     splits: Mapping[str, Source]
@@ -177,9 +216,21 @@ def from_arrays(images: np.ndarray, targets: np.ndarray, labels: Sequence[str] |
     """Make a source from arrays in memory.
 
     Args:
-        images: uint8, (N, H, W, 3) for RGB; (N, H, W, 1) or (N, H, W) for grayscale.
-        targets: class indices, integers (N,); or a multi-hot 0/1 matrix (N, K) for multi-label data.
-        labels: class names; "0", "1", ... if omitted.
+        images: The images, uint8: (N, H, W, 3) for RGB, (N, H, W, 1) or (N, H, W) for grayscale.
+        targets: The class indices, integers (N,), or a multi-hot matrix of zeros and ones (N, K) for multi-label data.
+        labels: The class names, in the order of the class indices; "0", "1", ... by default.
+
+    Raises:
+        DataError: An array has the wrong type or shape, or a class has no label.
+
+    Examples:
+        ```python
+        import numpy as np
+        import patchword as pw
+
+        images = np.zeros((100, 32, 32, 3), np.uint8)
+        source = pw.from_arrays(images, np.arange(100) % 2, labels=("cat", "dog"))
+        ```
     """
     images, targets = np.asarray(images), np.asarray(targets)
     images = images[..., None] if images.ndim == 3 else images

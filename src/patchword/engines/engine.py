@@ -15,7 +15,8 @@ from ..models.token_merging import merge_schedule, reduce_tokens
 from .engine_cache import cache_key, load_file, store_file
 from .exportable import ExportableModel
 
-Engine = Callable[[Tensor], Tensor]  # uint8 (B, H, W, C) to float32 logits (B, K), divided by the temperature
+Engine = Callable[[Tensor], Tensor]
+"""A function from pixels, uint8 (B, H, W, C), to logits, float32 (B, K), divided by the temperature."""
 MergeCounts = Sequence[int]  # patches to merge in each block (ToMe)
 NUM_CALIBRATION_IMAGES = 48  # used where the caller gives none
 DEFAULT_TOME_RATIO = 0.1  # fraction of the patches that onnx-int8-tome merges per block

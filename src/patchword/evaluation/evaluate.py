@@ -23,16 +23,16 @@ class Evaluation:
     """The result of `evaluate`.
 
     Attributes:
-        metrics: top1, top5, balanced_accuracy, macro_f1, nll, brier, ece, ece_adaptive and n; of multi-label models
-            map, f1, nll and n.
-        intervals: the 95% confidence interval of each metric except n.
-        per_class: a row for each class that occurs.
-        predictions: a row for each image that could be read.
-        skipped: images that could not be read.
-        images_per_second: throughput, decoding included.
-        accumulated: the targets, predictions and losses behind the metrics.
-        split: of the dataset that the images are from; "" for a folder.
-        comparison: with the model given as `compare_to`.
+        metrics: top1, top5, balanced_accuracy, macro_f1, nll, brier, ece, ece_adaptive and n (the number of images); of
+            multi-label models map, f1, nll and n. Accuracies are fractions from 0 to 1.
+        intervals: The 95% confidence interval, (low, high), of each metric except n.
+        per_class: A row for each class that occurs.
+        predictions: A row for each image that could be read.
+        skipped: The images that could not be read.
+        images_per_second: The throughput, decoding included.
+        accumulated: The targets, predictions and losses that the metrics are computed from.
+        split: The split of the dataset that was evaluated; "" for a folder.
+        comparison: The comparison with `compare_to`; None without it.
     """
 
     metrics: Metrics
@@ -46,7 +46,7 @@ class Evaluation:
     comparison: Comparison | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `patchword evaluate --json` prints."""
+        """Return the JSON object that `patchword evaluate --json` prints."""
         document: dict[str, Any] = {**self.metrics, "intervals": self.intervals, "split": self.split}
         document |= {"images_per_second": self.images_per_second, "per_class": self.per_class}
         document["skipped"] = len(self.skipped)
@@ -58,10 +58,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClassifierRun:
-    """The outputs of a classifier on labeled images."""
+    """The outputs of a classifier on labeled images.
+
+    Attributes:
+        accumulated: The targets, predictions and losses.
+        names: The names of the images that could be read.
+        skipped: The images that could not be read.
+    """
 
     accumulated: ClassificationMetrics | MultiLabelMetrics
-    names: list[str]  # of the images that could be read
+    names: list[str]
     skipped: list[UnreadableImage]
 
 
@@ -73,15 +79,26 @@ def evaluate(
     batch_size: int = BATCH_SIZE,
     on_progress: Callable[[], object] = lambda: None,
 ) -> Evaluation:
-    """Measure a classifier.
+    """Evaluate a classifier on labeled images.
 
     Args:
-        classifier: the model to evaluate, or a reference to it.
-        data: a folder with one folder per class, a dataset reference, or labeled images. Classes are matched by
-            label, ImageNet WordNet id or index.
-        compare_to: another model, which is evaluated on the same images and compared by a paired test.
-        batch_size: images in a batch on each core.
-        on_progress: called after each image.
+        classifier: The classifier, or a model reference.
+        data: A folder with one subfolder per class, a dataset reference (its test set is used, or else the validation
+            set, or else the training set), or labeled images. Classes are matched by label, WordNet ID or index.
+        compare_to: Another model, which is evaluated on the same images and compared by McNemar's test.
+        batch_size: The number of images in a batch on each core, by default 16.
+        on_progress: A function that is called after each image.
+
+    Raises:
+        DataError: The images have no labels, their classes do not fit the model, or none can be read.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        evaluation = pw.evaluate("runs/digits", "digits")
+        print(evaluation.metrics["top1"], evaluation.intervals["top1"])
+        ```
     """
     classifier = classifier if isinstance(classifier, Classifier) else Classifier.load(classifier)
     if compare_to is not None and not isinstance(compare_to, Classifier):
@@ -139,7 +156,7 @@ def run_classifier(
 
 
 def class_indices(classifier: Classifier, images: Sequence[InputImage]) -> dict[str, int]:
-    """The model's class of every label of the images. Raises `DataError` if they do not fit the model."""
+    """Return the model's class index of every label of the images; raise `DataError` if they do not fit the model."""
     if not images:
         raise DataError("No images were given.", code="no_image")
     if any(image.label is None for image in images):
@@ -149,12 +166,12 @@ def class_indices(classifier: Classifier, images: Sequence[InputImage]) -> dict[
 
 
 def no_readable_image(skipped: Sequence[UnreadableImage]) -> DataError:
-    """The error for a set of images of which none could be read."""
+    """Return the error for a set of images of which none could be read."""
     return DataError(f"None of the {len(skipped)} images could be read. The first: {skipped[0].reason}")
 
 
 def compare_runs(first: ClassifierRun, second: ClassifierRun) -> Comparison:
-    """A paired comparison on the images that both models could read."""
+    """Compare two models on the images that both could read."""
     assert isinstance(first.accumulated, ClassificationMetrics)
     assert isinstance(second.accumulated, ClassificationMetrics)
     common = set(first.names) & set(second.names)

@@ -27,30 +27,49 @@ VAL_FRACTION = 0.2  # of the training set, if there is no validation set: to cho
 
 
 class ProbeRow(NamedTuple):
-    """The result of one probe."""
+    """The result of one probe.
+
+    Attributes:
+        probe: The name, such as "5-shot", "20-NN" or "logistic".
+        accuracy: The accuracy, from 0 to 1; of a few-shot probe the mean over seeds.
+        std: The standard deviation over seeds; None for a single number.
+    """
 
     probe: str
     accuracy: float
-    std: float | None  # over seeds
+    std: float | None
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracies of all probes."""
+    """The accuracies of all probes, from 0 to 1.
 
-    few_shot: dict[int, list[float]]  # by number of shots: one accuracy for each seed
-    knn: dict[int, float]  # by k
+    Attributes:
+        few_shot: The accuracies of the few-shot probe, one for each seed, by the number of images per class.
+        knn: The accuracy of k-nearest neighbors, by k.
+        logistic: The accuracy of logistic regression.
+        penalty: The L2 penalty of the logistic regression, chosen on the validation set.
+        classes: The number of classes.
+        train: The number of training images.
+        test: The number of images that were evaluated.
+        l2: The L2 penalty of the few-shot probe.
+        skipped_shots: Numbers of images per class that the smallest class does not have.
+        split: The split that was evaluated, "test" or "validation".
+    """
+
+    few_shot: dict[int, list[float]]
+    knn: dict[int, float]
     logistic: float
-    penalty: float  # of the logistic regression
+    penalty: float
     classes: int
-    train: int  # number of images
+    train: int
     test: int
     l2: float
-    skipped_shots: tuple[int, ...] = ()  # more than the smallest class has images
-    split: str = "test"  # that was evaluated: test or validation
+    skipped_shots: tuple[int, ...] = ()
+    split: str = "test"
 
     def rows(self) -> list[ProbeRow]:
-        """A row for each probe."""
+        """Return a row for each probe."""
         rows = [
             ProbeRow(f"{n}-shot", float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
             for n, values in self.few_shot.items()
@@ -59,7 +78,7 @@ class ProbeResult:
         return [*rows, ProbeRow("logistic", self.logistic, None)]
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `patchword probe --json` prints."""
+        """Return the JSON object that `patchword probe --json` prints."""
         return {**vars(self), "summary": [row._asdict() for row in self.rows()]}
 
 
@@ -73,16 +92,19 @@ def probe(
     l2: float = L2,
     on_progress: Callable[[], object] = lambda: None,
 ) -> ProbeResult:
-    """Accuracy on the test set (or else the validation set) of classifiers trained on frozen features.
+    """Train few-shot, k-NN and logistic classifiers on frozen features, and measure them on the test or validation set.
 
     Args:
-        model: a model reference, a checkpoint or a classifier.
-        data: a dataset reference, or splits.
-        layer: the block whose tokens are read; None: the input of the head.
-        shots: images of each class in the paper's few-shot probe; larger numbers than a class has are skipped.
-        seeds: number of random draws of these images.
-        l2: penalty of the few-shot probe.
-        on_progress: called after each image.
+        model: A model reference, a `Checkpoint` or a `Classifier`.
+        data: A dataset reference, or splits. Each image must have one label.
+        layer: The block whose tokens are the features, 0 for the first, -1 for the last; None: the head's input.
+        shots: Numbers of images per class, by default 1, 5, 10 and 25; those that a class does not have are skipped.
+        seeds: The number of random draws of these images.
+        l2: The L2 penalty of the few-shot probe, by default 1024 as in the paper.
+        on_progress: A function that is called after each image.
+
+    Raises:
+        DataError: The data cannot be used, or an image cannot be read.
     """
     if seeds < 1 or any(n < 1 for n in shots) or not 0 < l2 < math.inf:
         raise ConfigError(f"shots and seeds must be at least 1 and l2 above 0, not {tuple(shots)}, {seeds} and {l2}.")
@@ -122,7 +144,7 @@ def probe(
 
 
 def open_encoder(model: str | Path | Checkpoint | Encoder) -> Encoder:
-    """An encoder from whatever names a model."""
+    """Open a model reference, a checkpoint or a classifier as an encoder."""
     if isinstance(model, str | Path):
         model = read_checkpoint(model)
     if isinstance(model, Checkpoint):
@@ -138,7 +160,7 @@ def open_encoder(model: str | Path | Checkpoint | Encoder) -> Encoder:
 def few_shot_accuracies(
     x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, shots: int, seeds: int, l2: float
 ) -> list[float]:
-    """The accuracy of the ridge probe for each seed."""
+    """Return the accuracy of the ridge probe for each seed."""
     accuracies = []
     for seed in range(seeds):
         rows = torch.from_numpy(sample_shots(y.numpy(), shots, seed))

@@ -25,11 +25,21 @@ from .predictions import Prediction, class_labels, to_probabilities, top_predict
 BATCH_SIZE = 16
 MAX_LISTED = 20  # classes that a message lists
 
-Compute = Callable[[Tensor], Tensor]  # uint8 (B, H, W, C) to one row per image
+Compute = Callable[[Tensor], Tensor]
+"""A function from pixels, uint8 (B, H, W, C), to a tensor with one row for each image."""
 
 
 class Encoder:
-    """A model with its preprocessing."""
+    """A model with its preprocessing.
+
+    Args:
+        checkpoint: The model; it must take images of 1 or 3 channels.
+
+    Attributes:
+        checkpoint (Checkpoint): The weights and their metadata.
+        model (Model): The model, in evaluation mode, with the fast paths of `optimize_for_cpu`.
+        preprocess (Preprocess): The evaluation transform.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         if checkpoint.preprocess is None:
@@ -43,21 +53,43 @@ class Encoder:
 
     @classmethod
     def load(cls, reference: str | Path, **fields: Any) -> Self:
-        """Load any model reference; `fields` are model fields, as in `pw.load_model`."""
+        """Load a model reference; `fields` are fields of the model's config, as in `read_checkpoint`."""
         return cls(read_checkpoint(reference, **fields))
 
     def decode(self, image: ImageInput, *, full: bool = False) -> DecodedImage:
-        """The image, and what the model sees of it. See `inference.open_image.decode`."""
+        """Decode, resize and crop an image.
+
+        Args:
+            image: A path, the bytes of a file, an array or a Pillow image (`ImageInput`).
+            full: Whether to decode at the original size, to show the image. By default large JPEGs are decoded at
+                reduced scale, which is several times faster.
+
+        Raises:
+            ImageError: The image cannot be read.
+        """
         return decode(image, self.preprocess, full=full)
 
     def pixels(self, image: ImageInput, *, full: bool = False) -> Tensor:
-        """What the model sees of an image, before normalization: uint8 (H, W, C)."""
+        """Return what the model sees of an image, uint8 (H, W, C), before normalization.
+
+        The arguments are those of `decode`. `preprocess.normalize` makes the model's input from a batch of pixels.
+        """
         return torch.from_numpy(self.decode(image, full=full).pixels)
 
     def map_images(
         self, images: Iterable[ImageInput], compute: Compute, batch_size: int = BATCH_SIZE, *, full: bool = False
     ) -> Iterator[Tensor | ImageError]:
-        """For each image, in order, its row of `compute`, or why it could not be read. Memory stays bounded."""
+        """Apply a function to many images, on all cores and in bounded memory.
+
+        Args:
+            images: The images (`ImageInput`); an iterator is read as the results are consumed.
+            compute: A function from pixels, uint8 (B, H, W, C), to a tensor with one row for each image.
+            batch_size: The number of images in a batch on each core, by default 16.
+            full: As in `decode`.
+
+        Yields:
+            For each image, in order, its row, or the error if it cannot be read.
+        """
 
         def run(batch: Sequence[ImageInput]) -> list[Tensor | ImageError]:
             results = self._run(compute, full, batch)
@@ -69,7 +101,10 @@ class Encoder:
     def map_decoded(
         self, images: Iterable[ImageInput], compute: Compute
     ) -> Iterator[tuple[DecodedImage, Tensor] | ImageError]:
-        """Like `map_images`, with each image decoded at full size; one at a time on each core, to bound memory."""
+        """Apply a function to many images like `map_images`, and yield the decoded images, too.
+
+        Images are decoded at full size, one at a time on each core, to bound memory.
+        """
         for results in prefetch(partial(self._run, compute, True), batches(images, 1), torch.get_num_threads()):
             yield from results
 
@@ -89,16 +124,41 @@ class Encoder:
 
 
 class Classifier(Encoder):
-    """`Classifier.load("model")("cat.jpg").label`.
+    """A model with its preprocessing, labels and temperature, which classifies images.
+
+    `Classifier.load` makes one from a model reference.
+
+    Args:
+        checkpoint: The model; it must have a head and take images of 1 or 3 channels.
+        engine: The name of an engine, as in `load`, or a function from pixels, uint8 (B, H, W, C), to logits (B, K)
+            divided by the temperature.
 
     Attributes:
-        labels: names of the classes.
-        engine_name: the engine that runs the model; "" for a custom one.
-        engine_description: the same with its agreement with PyTorch, where `auto` chose it.
+        checkpoint (Checkpoint): The weights and their metadata.
+        model (Model): The PyTorch model, in evaluation mode.
+        preprocess (Preprocess): The evaluation transform.
+        labels (tuple[str, ...]): The class names; "0", "1", ... if the model has none.
+        engine (Engine): The function that computes logits.
+        engine_name (str): The name of the engine; "" for a function.
+        engine_description (str): The name and, if `auto` selected it, how closely the engine agrees with PyTorch.
+
+    Raises:
+        ConfigError: The model has no head or another number of channels (code "unsupported_by_model"), or the engine
+            does not exist or does not work.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        classifier = pw.Classifier.load("patchword:cifar10")
+        prediction = classifier("cat.jpg")
+        print(prediction.label, f"{prediction.probability:.0%}")
+        for score in classifier("cat.jpg", top=3).scores:
+            print(score.label, score.probability)
+        ```
     """
 
     def __init__(self, checkpoint: Checkpoint, engine: str | Engine = "torch") -> None:
-        """Args: engine: a name, or a function from uint8 (B, H, W, C) to logits (B, K) divided by the temperature."""
         if not checkpoint.config.num_classes:
             raise ConfigError(
                 "The model has no head, so it cannot classify. Load it with num_classes and train it.",
@@ -124,50 +184,74 @@ class Classifier(Encoder):
         return f"Classifier({type(config).__name__.removesuffix('Config')}, {config.num_classes} classes, {size})"
 
     def __call__(self, image: ImageInput, top: int = 5) -> Prediction:
-        """Classify one image: a path, the bytes of a file, a uint8 array (H, W, C) or a Pillow image."""
+        """Classify one image.
+
+        Args:
+            image: A path, the bytes of a file, a uint8 array (H, W, C) or a Pillow image (`ImageInput`).
+            top: The number of classes to return, at least 1.
+
+        Returns:
+            The most probable classes with their probabilities.
+
+        Raises:
+            ImageError: The image cannot be read.
+        """
         pixels = self.pixels(image)
         with torch.inference_mode():
             return self.prediction(self.logits(pixels[None])[0], top)
 
     @classmethod
     def load(cls, reference: str | Path, engine: str = "torch", **fields: Any) -> Self:
-        """Load any model reference.
+        """Load a model reference.
 
         Args:
-            reference: a run or model directory, a checkpoint file, "hf:owner/name" or "patchword:cifar10".
-            engine: torch, onnx, onnx-int8, ... (`patchword doctor` lists them), or auto: the fastest engine on this
-                machine whose outputs stay close to the model's.
-            fields: model fields, as in `pw.load_model`.
+            reference: A run or model directory, a checkpoint file, "hf:owner/name" or "patchword:cifar10".
+            engine: "torch", "onnx", "onnx-int8" or another engine (`patchword doctor` lists them), or "auto": the
+                fastest engine on this machine whose predictions stay close to PyTorch's.
+            **fields: Fields of the model's config, as in `read_checkpoint`.
+
+        Raises:
+            CheckpointError: The model does not exist, is damaged, or is in an unknown format.
+            ConfigError: As for the class.
         """
         return cls(read_checkpoint(reference, **fields), engine)
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """Logits (B, K) of uint8 pixels (B, H, W, C), divided by the temperature."""
+        """Compute the logits (B, K), divided by the temperature, of pixels, uint8 (B, H, W, C)."""
         return self.engine(pixels)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Softmax, or sigmoid for multi-label models."""
+        """Convert logits (..., K) to probabilities: a softmax, or sigmoids for multi-label models."""
         return to_probabilities(logits, self.checkpoint.multi_label)
 
     def prediction(self, logits: Tensor, top: int = 5) -> Prediction:
-        """The `top` most probable classes, from the logits (K,) of one image."""
+        """Return the `top` most probable classes, from the logits (K,) of one image."""
         return top_predictions(self.probabilities(logits), self.labels, top)
 
     def stream(
         self, images: Iterable[ImageInput], batch_size: int = BATCH_SIZE, *, full: bool = False
     ) -> Iterator[Tensor | ImageError]:
-        """For each image, in order, its logits (K,), or why it could not be read."""
+        """Compute the logits of many images, on all cores and in bounded memory.
+
+        Args:
+            images: The images (`ImageInput`); an iterator is read as the results are consumed.
+            batch_size: The number of images in a batch on each core, by default 16.
+            full: As in `decode`.
+
+        Yields:
+            For each image, in order, its logits (K,), or the error if it cannot be read.
+        """
         return self.map_images(images, self.logits, batch_size, full=full)
 
 
 def batches(images: Iterable[ImageInput], batch_size: int) -> Iterator[list[ImageInput]]:
-    """Lists of at most `batch_size` images."""
+    """Return lists of at most `batch_size` images."""
     rest = iter(images)
     return iter(lambda: list(itertools.islice(rest, batch_size)), [])
 
 
 def find_class(labels: Sequence[str], name: str, *, hint: bool = True) -> int:
-    """The index of the class that a user means: by its label, by one of its comma-separated synonyms, or by index."""
+    """Find the index of the class that a user means by its label, one of its comma-separated synonyms, or its index."""
     lowered, wanted = [label.lower() for label in labels], name.lower()
     synonyms = [{synonym.strip() for synonym in label.split(",")} for label in lowered]
     exact = [index for index, label in enumerate(labels) if label == name]

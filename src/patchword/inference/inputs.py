@@ -26,7 +26,12 @@ Item = TypeVar("Item")
 
 
 class UnreadableImage(NamedTuple):
-    """An image that could not be read."""
+    """An image that could not be read.
+
+    Attributes:
+        name: The path of the image, or its name in a dataset.
+        reason: Why it could not be read.
+    """
 
     name: str
     reason: str
@@ -34,12 +39,19 @@ class UnreadableImage(NamedTuple):
 
 @dataclass(frozen=True)
 class InputImage:
-    """An image that has not been read yet."""
+    """An image that has not been read yet.
 
-    name: str  # its path, or its name in a dataset
+    Attributes:
+        name: The path of the image, or its name in a dataset.
+        image: The image.
+        label: The class name; a tuple if images can have more than one label, None if the image has no label.
+        split: The split of the dataset that the image is from; "" if it is not from a dataset.
+    """
+
+    name: str
     image: ImageInput
-    label: str | tuple[str, ...] | None = None  # a tuple if images can have more than one label; None: unlabeled
-    split: str = ""  # of the dataset that it is from
+    label: str | tuple[str, ...] | None = None
+    split: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:

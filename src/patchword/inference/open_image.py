@@ -14,18 +14,24 @@ from ..data.image_decoder import MAX_PIXELS, Mode, load_image, to_mode
 from ..data.preprocess import Preprocess
 from ..errors import ImageError
 
-# Reads one sample of a dataset: `read(mode=..., min_size=...)`, as `Source.read` does.
 ImageReader = Callable[..., Image.Image]
-# A file, the bytes of a file, a uint8 array (H, W) or (H, W, C), a Pillow image, or a sample of a dataset.
+"""A function that reads one image of a dataset: `read(mode=..., min_size=...)`, as `Source.read` does."""
 ImageInput = str | Path | bytes | np.ndarray | Image.Image | ImageReader
+"""An image: the path of a file, the bytes of a file, a uint8 array (H, W) or (H, W, C) with 1, 3 or 4 channels, a
+Pillow image, or a function that reads an image of a dataset, as `Source.read` does."""
 
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """An image, and what the model sees of it."""
+    """An image, and what the model sees of it.
 
-    image: Image.Image  # in the mode of the model; a large JPEG may have been decoded at reduced scale
-    pixels: np.ndarray  # uint8 (H, W, C): resized and cropped, not yet normalized
+    Attributes:
+        image: The image, in the mode of the model; a large JPEG may have been decoded at reduced scale.
+        pixels: What the model sees, uint8 (H, W, C): resized and cropped, not yet normalized.
+    """
+
+    image: Image.Image
+    pixels: np.ndarray
 
 
 def decode(
@@ -34,12 +40,14 @@ def decode(
     """Decode, resize and crop an image for a model.
 
     Args:
-        full: decode at the original size, to show the image. By default large JPEGs are decoded at reduced scale,
-            which is several times faster and changes pixels by less than one gray level on average.
-        max_pixels: larger images are refused before they are decoded.
+        image: The image.
+        preprocess: The evaluation transform of the model.
+        full: Whether to decode at the original size, to show the image. By default large JPEGs are decoded at reduced
+            scale, which is several times faster and changes pixels by less than one gray level on average.
+        max_pixels: The maximum size; larger images are refused before they are decoded.
 
     Raises:
-        ImageError: the image cannot be read.
+        ImageError: The image cannot be read.
     """
     min_size = None if full else preprocess.resize_size
     decoded = decode_image(image, preprocess.mode, min_size=min_size, max_pixels=max_pixels)
@@ -49,7 +57,7 @@ def decode(
 def decode_image(
     image: ImageInput, mode: Mode, *, min_size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
-    """Any input as a Pillow image of 8 bits per channel. See `load_image` for the arguments."""
+    """Decode any input to a Pillow image of 8 bits per channel. See `load_image` for the arguments."""
     if isinstance(image, str | Path | bytes):
         return load_image(image, mode=mode, min_size=min_size, max_pixels=max_pixels)
     if isinstance(image, Image.Image):
@@ -65,7 +73,7 @@ def decode_image(
 
 
 def array_to_image(pixels: np.ndarray) -> Image.Image:
-    """A Pillow image of a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)."""
+    """Convert a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) to a Pillow image."""
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     color = pixels.ndim == 3 and pixels.shape[2] in (3, 4)

@@ -12,7 +12,13 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True)
 class Score:
-    """One class and its probability."""
+    """One class and its probability.
+
+    Attributes:
+        label: The class name.
+        index: The class index.
+        probability: The probability, from 0 to 1.
+    """
 
     label: str
     index: int
@@ -21,13 +27,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable classes, best first."""
+    """The most probable classes of an image.
+
+    Attributes:
+        scores: The classes and their probabilities, the most probable first.
+    """
 
     scores: tuple[Score, ...]
 
     @property
     def label(self) -> str:
-        """The most probable class."""
+        """The name of the most probable class."""
         return self.scores[0].label
 
     @property
@@ -42,17 +52,17 @@ class Prediction:
 
 
 def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The labels of a model, in the order of its classes; "0", "1", ... if it has none."""
+    """Return the labels of a model, in the order of its classes; "0", "1", ... if it has none."""
     return checkpoint.labels or tuple(str(index) for index in range(checkpoint.config.num_classes))
 
 
 def to_probabilities(logits: Tensor, multi_label: bool) -> Tensor:
-    """Softmax over the last dimension, or a sigmoid of each class if an image can have more than one label."""
+    """Apply a softmax over the last dimension, or a sigmoid to each class if an image can have more than one label."""
     return logits.sigmoid() if multi_label else logits.softmax(dim=-1)
 
 
 def top_predictions(probabilities: Tensor, labels: Sequence[str], top: int = 5) -> Prediction:
-    """The `top` most probable classes of one image, from probabilities (K,). Ties keep the order of the classes."""
+    """Return the `top` most probable classes from probabilities (K,). Ties keep the order of the classes."""
     if top < 1:
         raise ConfigError(f"top must be at least 1, not {top}.")
     best = torch.sort(probabilities, descending=True, stable=True)

@@ -17,16 +17,23 @@ from .capture import reduce_maps
 
 @dataclass(frozen=True)
 class AttentionDistance:
-    """Averages over images and patches, for each layer and head."""
+    """Mean attention distance and entropy of each layer and head, averaged over images and query patches.
 
-    distance: np.ndarray  # (L, H), pixels of the input image
-    entropy: np.ndarray  # (L, H), bits
+    Attributes:
+        distance: The mean attention distance in pixels of the input image, (L, H) for L layers and H heads.
+        entropy: The mean entropy of attention in bits, (L, H).
+        num_images: The number of images.
+        num_patches: The number of patches of an image.
+    """
+
+    distance: np.ndarray
+    entropy: np.ndarray
     num_images: int
     num_patches: int
 
     @property
     def depth_correlation(self) -> float:
-        """Spearman's rank correlation of depth and a layer's mean distance: 1 if it grows from layer to layer."""
+        """Spearman's rank correlation of depth and a layer's mean distance: 1 if each layer attends farther."""
         layers = self.distance.mean(axis=1)
         if len(layers) < 2 or np.ptp(layers) == 0:
             return float("nan")
@@ -34,10 +41,17 @@ class AttentionDistance:
 
 
 def measure_attention_distance(model: ViT, batches: Iterable[Tensor]) -> AttentionDistance:
-    """Measures the distance between patches weighted by attention, and the entropy of attention.
+    """Measures the mean attention distance and the entropy of attention (the paper's Figure 7, right).
 
-    Attention to prefix tokens is left out, and the rest is renormalized. `batches` are normalized images (B, C, H, W).
-    Memory does not grow with the number of images (see capture.py).
+    The attention distance of a patch is the mean distance to all patches, weighted by attention. Prefix tokens are
+    excluded, and the rest is renormalized. Memory does not grow with the number of images.
+
+    Args:
+        model: The model, in evaluation mode.
+        batches: Batches of normalized images, (B, C, H, W) each.
+
+    Raises:
+        ConfigError: There are no images.
     """
     config = model.config
     distances = patch_distances(config.grid, config.stride)

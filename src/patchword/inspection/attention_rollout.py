@@ -17,6 +17,7 @@ from ..models.attention import attention_weights
 from .capture import map_chunks, observe_attention, select_bias
 
 HeadFusion = Literal["mean", "max", "min"]
+"""How the attention maps of all heads of a layer are reduced to one."""
 
 
 def readout_weights(model: ViT) -> Tensor:
@@ -49,9 +50,17 @@ def read_out(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
 
 @torch.inference_mode()
 def head_attention(model: ViT, images: Tensor) -> Tensor:
-    """Returns the attention of each layer and head to the patches: (B, L, H, h, w).
+    """Returns the attention to the patches of the tokens that the head reads, for each layer and head.
 
-    An attention pool is one more layer; the blocks of such a model show the mean over the patches.
+    These tokens are the class token, or all patches (their mean) for average pooling.
+
+    Args:
+        model: The model, in evaluation mode.
+        images: Normalized images, (B, C, H, W).
+
+    Returns:
+        Maps (B, L, H, h, w) for L layers and H heads on a grid of h x w patches. An attention pool is one more layer;
+            the blocks of such a model show the mean over the patches.
     """
     require_blocks(model)
     rows: list[Tensor] = []
@@ -79,11 +88,21 @@ def head_attention(model: ViT, images: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def rollout(model: ViT, images: Tensor, fusion: HeadFusion = "mean", discard: float = 0.0) -> Tensor:
-    """Returns attention rollout maps (B, h, w): the product of all layers' attention, each averaged with the identity.
+    """Computes attention rollout (Abnar and Zuidema, 2020): the product of all layers' attention maps.
+
+    Each map is averaged with the identity, which represents the residual connection.
 
     Args:
-        fusion: how the heads of a layer are reduced to one map.
-        discard: the fraction of the smallest weights of each row that is set to 0, below 1.
+        model: The model, in evaluation mode.
+        images: Normalized images, (B, C, H, W).
+        fusion: How the heads of a layer are reduced to one map.
+        discard: The fraction of the smallest weights of each row that is set to 0, at least 0 and below 1.
+
+    Returns:
+        Maps (B, h, w) on the patch grid.
+
+    Raises:
+        ConfigError: The model has no blocks, or an argument is out of range.
     """
     require_blocks(model)
     if fusion not in get_args(HeadFusion):

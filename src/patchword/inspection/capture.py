@@ -30,14 +30,31 @@ Observer = Callable[[int, Tensor, Tensor, Tensor, Tensor | None], Tensor | None]
 
 
 def features(model: ViT, images: Tensor, layers: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """Returns every intermediate output by the name of its module.
-
-    "patch_embed", "positions" (all tokens, the input of the first block), "blocks.0.attention", "blocks.0.mlp",
-    "blocks.0", ..., "norm", "pool", "head".
+    """Runs the model on images and returns its intermediate outputs.
 
     Args:
-        images: normalized, (B, C, H, W).
-        layers: the blocks to keep, all by default; negative numbers count from the end.
+        model: The model, usually in evaluation mode.
+        images: Normalized images, (B, C, H, W).
+        layers: The blocks to include, all by default; negative numbers count from the end.
+
+    Returns:
+        Outputs by the name of their module: "stem", "patch_embed", "positions" (all tokens, the input of the first
+            block), "blocks.0", "blocks.0.attention", "blocks.0.mlp", ..., "norm", "pool", "head". Outputs of blocks are
+            tokens (B, N, D), prefix tokens first. Gradients are recorded unless you disable them.
+
+    Raises:
+        ConfigError: The model has no such layer.
+
+    Examples:
+        ```python
+        import torch
+        import patchword as pw
+
+        model = pw.load_model("patchword:cifar10")
+        with torch.inference_mode():
+            outputs = pw.features(model, torch.zeros(1, 3, 32, 32), layers=[-1])
+        print(outputs["blocks.5"].shape)  # torch.Size([1, 64, 160])
+        ```
     """
     chosen = layer_indices(len(model.blocks), layers)
     names = ["stem", "patch_embed", "positions", "norm", "pool", "pre_logits", "head", "head_distilled"]
@@ -54,11 +71,29 @@ def features(model: ViT, images: Tensor, layers: Sequence[int] | None = None) ->
 
 
 def attention_maps(model: ViT, images: Tensor, layers: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Returns the attention maps (B, H, N, N) of the chosen layers, whose rows sum to 1: `{11: maps, ...}`.
+    """Runs the model on images and returns its attention maps.
 
     Args:
-        images: normalized, (B, C, H, W).
-        layers: all by default; negative numbers count from the end.
+        model: The model, usually in evaluation mode.
+        images: Normalized images, (B, C, H, W).
+        layers: The layers to return, all by default; negative numbers count from the end.
+
+    Returns:
+        Maps (B, H, N, N) by layer, counted from 0, for H heads and N tokens, prefix tokens first. Row i is the
+            attention of token i and sums to 1.
+
+    Raises:
+        ConfigError: The model has no such layer.
+
+    Examples:
+        ```python
+        import torch
+        import patchword as pw
+
+        model = pw.load_model("patchword:cifar10")
+        maps = pw.attention_maps(model, torch.zeros(1, 3, 32, 32), layers=[-1])
+        print(maps[5].shape)  # torch.Size([1, 8, 64, 64])
+        ```
     """
     chosen = layer_indices(len(model.blocks), layers)
     maps: dict[int, Tensor] = {}

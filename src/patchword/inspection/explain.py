@@ -15,14 +15,20 @@ from .capture import MAP_COPIES, MAX_MAP_BYTES
 from .relevance import gradcam, relevance, token_gradients
 
 Method = Literal["relevance", "tokens", "gradcam", "rollout", "attention"]
+"""An explanation method. The first three explain one class; "rollout" and "attention" do not depend on the class."""
 METHODS: tuple[Method, ...] = get_args(Method)
+"""All explanation methods, the default of a ViT first."""
 CLASS_METHODS: tuple[Method, ...] = ("relevance", "tokens", "gradcam")  # the others do not depend on the class
 # With a linear head on average pooling, "tokens" equals "gradcam".
 RESNET_METHODS: tuple[Method, ...] = ("gradcam",)
 
 
 def methods_for(config: ModelConfig) -> tuple[Method, ...]:
-    """Returns the methods that work for a model, the default first."""
+    """Returns the explanation methods that a model supports, the default first.
+
+    Args:
+        config: The model's config, `model.config`.
+    """
     if isinstance(config, ViTConfig):
         return METHODS if config.depth else ()
     return RESNET_METHODS
@@ -37,11 +43,32 @@ def default_method(model: ViT | ResNetBase) -> Method:
 
 
 def explain(model: ViT | ResNetBase, images: Tensor, classes: Tensor, method: Method) -> np.ndarray:
-    """Explains predictions by relevance maps: (B, h, w), nonnegative, on the patch grid or a ResNet's last feature map.
+    """Computes maps that show which patches of an image support a class.
 
     Args:
-        images: normalized, (B, C, H, W).
-        classes: the class to explain for each image, (B,).
+        model: The model, in evaluation mode.
+        images: Normalized images, (B, C, H, W).
+        classes: The index of the class to explain for each image, integers (B,).
+        method: The method; `methods_for(model.config)` lists those that the model supports.
+
+    Returns:
+        Nonnegative maps (B, h, w) on the patch grid, or on the last feature map of a ResNet. Larger means more
+            relevant; each map has its own scale.
+
+    Raises:
+        ConfigError: The model does not support the method, images are not normalized, or a class does not exist.
+
+    Examples:
+        ```python
+        import torch
+        import patchword as pw
+        from patchword import inspection
+
+        classifier = pw.Classifier.load("patchword:cifar10")
+        images = classifier.preprocess.normalize(classifier.pixels("cat.jpg")[None])
+        classes = torch.tensor([classifier.labels.index("cat")])
+        maps = inspection.explain(classifier.model, images, classes, "relevance")  # (1, 8, 8)
+        ```
     """
     if method not in methods_for(model.config):
         supported = ", ".join(methods_for(model.config)) or "none, since it has no blocks"

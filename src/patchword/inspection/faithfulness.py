@@ -29,14 +29,23 @@ RANDOMIZATION_STAGES = ("head", "upper half", "all")  # which weights are shuffl
 
 @dataclass(frozen=True)
 class FaithfulnessCurves:
-    """Probability of each image's class, (B, steps + 1), at equal steps from no to all patches."""
+    """Deletion and insertion curves of explanation maps.
+
+    Attributes:
+        deletion: The probability of each image's class while cells of the map are blanked, the most relevant first,
+            from the whole image to the blank one: (B, steps + 1), where steps is 10 or the number of cells, if smaller.
+        insertion: The same while cells are revealed, the most relevant first, from the blank image to the whole one.
+    """
 
     deletion: np.ndarray
     insertion: np.ndarray
 
     @property
     def areas(self) -> tuple[np.ndarray, np.ndarray]:
-        """Areas under the deletion and the insertion curve of each image: (B,), (B,)."""
+        """The areas under the deletion and the insertion curve of each image, (B,) each.
+
+        A faithful map has a small area under the deletion curve and a large one under the insertion curve.
+        """
         return area_under_curve(self.deletion), area_under_curve(self.insertion)
 
 
@@ -48,7 +57,15 @@ def area_under_curve(curves: np.ndarray) -> np.ndarray:
 def deletion_insertion(
     model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor, maps: np.ndarray, *, multi_label: bool = False
 ) -> FaithfulnessCurves:
-    """Computes both curves for maps (B, h, w) of any grid, cell by cell. `model` returns logits."""
+    """Measures how faithful maps are to the model, by deletion and insertion (RISE, Petsiuk et al., 2018).
+
+    Args:
+        model: A function from normalized images to logits (B, K), such as a model in evaluation mode.
+        images: Normalized images, (B, C, H, W).
+        classes: The index of the class of each image, integers (B,).
+        maps: An explanation map for each image, (B, h, w) of any grid.
+        multi_label: Whether probabilities are sigmoids instead of a softmax.
+    """
 
     def compute_curves(item: tuple[Tensor, int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         image, label, heat = item
@@ -93,7 +110,19 @@ def random_maps(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 def parameter_randomization(
     model: ViT | ResNetBase, images: Tensor, classes: Tensor, methods: Sequence[Method]
 ) -> dict[Method, list[float]]:
-    """Correlates each method's maps before and after each of `RANDOMIZATION_STAGES`: Spearman's, mean over images."""
+    """Tests whether maps depend on what the model learned, by shuffling its weights (Adebayo et al., 2018).
+
+    Args:
+        model: The model, in evaluation mode; it is not modified.
+        images: Normalized images, (B, C, H, W).
+        classes: The index of the class to explain for each image, integers (B,).
+        methods: The explanation methods to test.
+
+    Returns:
+        For each method, three means over the images of Spearman's rank correlation between the map of the model and
+            that of a copy with shuffled weights: those of the head, of the upper half, and of the whole model. A map
+            that stays the same (correlation 1) does not depend on these weights.
+    """
     before = {method: explain(model, images, classes, method) for method in methods}
     correlations: dict[Method, list[float]] = {method: [] for method in methods}
     for randomized in randomized_copies(model, images):

@@ -13,16 +13,26 @@ NUM_COMPONENTS = 28  # as in the paper
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters of one layer and their principal components, strongest first."""
+    """The filters of the first layer, and their principal components.
 
-    place: str  # name of the layer
-    raw: np.ndarray  # (D, C, h, w)
-    components: np.ndarray  # (at most 28, C, h, w)
-    explained: np.ndarray  # fraction of the variance that each component explains
+    Attributes:
+        place: The layer, "patch embedding" or "first convolution".
+        raw: The D filters, (D, C, h, w).
+        components: Their principal components, strongest first, at most 28: (n, C, h, w).
+        explained: The fraction of the variance that each component explains, (n,).
+    """
+
+    place: str
+    raw: np.ndarray
+    components: np.ndarray
+    explained: np.ndarray
 
 
 def embedding_filters(model: ViT | ResNetBase) -> Filters:
-    """Returns the filters of the layer that reads pixels: the patch embedding, or the root of a stem or ResNet."""
+    """Returns the filters of the layer that reads pixels, and their principal components (the paper's Figure 7, left).
+
+    This layer is the patch embedding; in hybrids, convolutional stems and ResNets, it is the first convolution.
+    """
     place, raw = first_layer_filters(model)
     flat = raw.reshape(len(raw), -1).astype(np.float64)
     flat = flat - flat.mean(axis=0)

@@ -17,7 +17,15 @@ NO_TABLE = {
 
 @torch.no_grad()
 def position_similarity(model: ViT) -> np.ndarray:
-    """Returns the cosine similarity of every two positions, (h, w, h, w); [i, j] is the map of position (i, j)."""
+    """Computes the cosine similarity of every two position embeddings (the paper's Figure 7, center).
+
+    Returns:
+        An array (h, w, h, w) for a grid of h x w patches; `[i, j]` is the map of position (i, j).
+
+    Raises:
+        ValueError: The model has no vector for each position, because its position embeddings are rotary, relative or
+            absent.
+    """
     table = model.positions.tables()[1]
     if table is None:
         raise ValueError(NO_TABLE[model.config.pos_embed])

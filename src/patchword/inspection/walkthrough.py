@@ -14,18 +14,31 @@ from .token_analysis import principal_colors
 
 @dataclass(frozen=True)
 class Walkthrough:
-    """The intermediate results of one image: N patches, L blocks, grid (h, w)."""
+    """The intermediate results of one image: N patches on a grid (h, w), L blocks, K classes.
 
-    pixels: np.ndarray  # uint8 (H, W, C): what the model sees
+    Attributes:
+        pixels: What the model sees, uint8 (H, W, C).
+        grid: The number of rows and columns of patches.
+        patch_dim: The number of values of a flattened patch.
+        patch_embeddings: The output of the patch embedding, (N, D).
+        pos_embed: The position embeddings, (N, D); None if there is no vector per position.
+        tokens: The input of the first block, (num_prefix + N, D).
+        num_prefix: The number of prefix tokens.
+        attention: The attention of the tokens that the head reads, mean over heads, (L, h, w).
+        colors: The principal components of the patches after each block, (L, h, w, 3).
+        logits: The output of the model, (K,).
+    """
+
+    pixels: np.ndarray
     grid: tuple[int, int]
-    patch_dim: int  # number of values of a flattened patch
-    patch_embeddings: np.ndarray  # (N, D), after the patch embedding
-    pos_embed: np.ndarray | None  # (N, D); None if there is no vector per position
-    tokens: np.ndarray  # (num_prefix + N, D), the input of the first block
+    patch_dim: int
+    patch_embeddings: np.ndarray
+    pos_embed: np.ndarray | None
+    tokens: np.ndarray
     num_prefix: int
-    attention: np.ndarray  # (L, h, w), of the tokens that the head reads, mean over heads
-    colors: np.ndarray  # (L, h, w, 3), principal components of the patches after each block
-    logits: np.ndarray  # (K,)
+    attention: np.ndarray
+    colors: np.ndarray
+    logits: np.ndarray
 
 
 @torch.inference_mode()

@@ -15,16 +15,26 @@ SLOW_ROUNDS = 500  # bootstrap rounds of metrics that are not means
 MIN_CALIBRATION_IMAGES = 100  # below this, a calibration error is mostly noise
 
 Metrics = dict[str, float | int]
+"""Metrics by name."""
 Intervals = dict[str, tuple[float, float]]
+"""95% confidence intervals, (low, high), by the name of the metric."""
 
 
 class PredictionRow(TypedDict):
-    """What a model predicted for one labeled image. Multi-label models join their labels by "; "."""
+    """What a model predicted for one labeled image; labels of multi-label models are joined by "; ".
+
+    Attributes:
+        name: The path of the image, or its name in a dataset.
+        true: The true label.
+        predicted: The predicted label.
+        probability: The highest probability of a class, which is that of the predicted one.
+        loss: The cross-entropy loss.
+    """
 
     name: str
     true: str
     predicted: str
-    probability: float  # of the predicted class
+    probability: float
     loss: float
 
 

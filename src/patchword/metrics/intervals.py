@@ -51,17 +51,26 @@ def percentile_bootstrap(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same images: the first is the reference, the second the model in question."""
+    """Two models on the same images; of `evaluate`, the first is `compare_to` and the second the model itself.
 
-    first: float  # accuracy
+    Attributes:
+        first: The accuracy of the first model, from 0 to 1.
+        second: The accuracy of the second model.
+        only_first: The number of images that only the first model classifies correctly.
+        only_second: The number of images that only the second model classifies correctly.
+        p_value: The p-value of McNemar's exact test.
+        difference: The 95% confidence interval of `second - first`.
+    """
+
+    first: float
     second: float
-    only_first: int  # images that only the first model classifies correctly
+    only_first: int
     only_second: int
-    p_value: float  # of McNemar's exact test
-    difference: tuple[float, float]  # 95% interval of second - first
+    p_value: float
+    difference: tuple[float, float]
 
     def verdict(self) -> str:
-        """The comparison as a sentence."""
+        """Return the comparison as a sentence."""
         gain, (low, high) = 100 * (self.second - self.first), (100 * end for end in self.difference)
         only = f"only this model is right on {self.only_second} images, only the other on {self.only_first}"
         numbers = (

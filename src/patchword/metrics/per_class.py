@@ -11,26 +11,43 @@ MAX_CONFUSION_CLASSES = 2000  # a larger confusion matrix takes too much memory 
 
 
 class ClassRow(TypedDict):
-    """The metrics of one class of a single-label model."""
+    """The metrics of one class of a single-label model.
+
+    Attributes:
+        label: The class name.
+        index: The class index.
+        n: The number of images of the class.
+        top1: The fraction of them that is classified correctly (recall).
+        f1: The harmonic mean of precision and recall.
+        precision: The precision; None if the class was never predicted.
+    """
 
     label: str
     index: int
-    n: int  # images of the class
-    top1: float  # recall
+    n: int
+    top1: float
     f1: float
-    precision: float | None  # None if the class was never predicted
+    precision: float | None
 
 
 class MultiLabelClassRow(TypedDict):
-    """The metrics of one class of a multi-label model."""
+    """The metrics of one class of a multi-label model.
+
+    Attributes:
+        label: The class name.
+        index: The class index.
+        n: The number of images that have the label.
+        ap: The average precision.
+    """
 
     label: str
     index: int
-    n: int  # images that have the label
-    ap: float  # average precision
+    n: int
+    ap: float
 
 
 ClassRows = list[ClassRow] | list[MultiLabelClassRow]
+"""A row for each class that occurs."""
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,20 @@ class DistilledViT(ViT):
         init_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K): the mean of the two heads, as in DeiT at test time."""
+        """Returns logits (B, K), the mean of the two heads, as in DeiT at test time."""
         logits, distilled = self.forward_distilled(images)
         return (logits + distilled) / 2
 
     def forward_distilled(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the class head and of the distillation head, (B, K) each: what distillation trains."""
+        """Returns the logits of the class head and of the distillation head, (B, K) each, for distillation."""
         return self.forward_heads(self.forward_features(images))
 
     def forward_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from the tokens (B, N, D) of `forward_features`."""
+        """Returns the same from the tokens (B, N, D) of `forward_features`."""
         return self.head(self.forward_pool(tokens)), self.head_distilled(tokens[:, 1])
 
     def prefix_tokens(self, batch: int) -> Tensor:
-        """x_class, the distillation token, and registers if there are any."""
+        """Returns x_class, the distillation token, and registers if there are any."""
         present = (self.class_token, self.distillation_token, self.registers)
         tokens: list[Tensor] = [token for token in present if token is not None]
         return torch.cat(tokens, dim=1).expand(batch, -1, -1)

@@ -7,7 +7,16 @@ from ..errors import ConfigError
 
 
 def unpatchify(patches: Tensor, patch_size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """The exact inverse of `vit.patchify`: (B, N, C*P*P) to (B, C, H, W); `grid` is the rows and columns of patches."""
+    """Puts flattened patches `(B, N, C*P*P)` back together to images (B, C, H, W), the exact inverse of `patchify`.
+
+    Args:
+        patches: A batch of patches, row by row, each flattened channel first.
+        patch_size: Height and width of a patch in pixels.
+        grid: The number of rows and columns of patches.
+
+    Raises:
+        ConfigError: The shape of `patches` does not fit `patch_size` and `grid`.
+    """
     b, n, d = patches.shape
     (ph, pw), (rows, columns) = patch_size, grid
     if n != rows * columns or d % (ph * pw):

@@ -29,7 +29,17 @@ from .stems import make_stem
 
 
 def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """The paper's x_p: (B, C, H, W) to (B, N, C*P*P), patches row by row, each flattened channel first."""
+    """Cuts images (B, C, H, W) into flattened patches `(B, N, C*P*P)`, the paper's x_p.
+
+    Patches are ordered row by row. Each is flattened channel first.
+
+    Args:
+        images: A batch of images.
+        patch_size: Height and width of a patch in pixels.
+
+    Raises:
+        ConfigError: The image size is not a multiple of the patch size.
+    """
     b, c, h, w = images.shape
     ph, pw = patch_size
     if h % ph or w % pw:
@@ -97,10 +107,17 @@ class PostNormBlock(Block):
 
 
 class ViT(nn.Module):
-    """image -> patches -> tokens -> blocks -> norm -> pool -> head."""
+    """The Vision Transformer: image -> patches -> tokens -> blocks -> norm -> pool -> head.
+
+    In shapes, B is the number of images, C of channels, N of tokens (prefix tokens, then patches row by row) and K of
+    classes; D is `embed_dim` and P the patch size.
+
+    Args:
+        config: The architecture.
+        init: Whether to initialize the weights. A subclass that adds its own passes False and calls `init_weights`.
+    """
 
     def __init__(self, config: ViTConfig, *, init: bool = True) -> None:
-        """`init=False` leaves the weights to a subclass, which adds its own and calls `init_weights`."""
         super().__init__()
         if init and config.distillation:
             raise ConfigError("A model with a distillation token is a DistilledViT: use build_model(config).")
@@ -123,18 +140,18 @@ class ViT(nn.Module):
             init_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W), or their flattened patches (B, N, C*P*P), to logits (B, K).
+        """Returns the logits (B, K) of images (B, C, H, W), or of their flattened patches `(B, N, C*P*P)`.
 
-        Without a head (num_classes 0), it returns image embeddings (B, D).
+        Without a head (`num_classes` 0), it returns image embeddings (B, D).
         """
         return self.head(self.embed_images(images))
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """The image representation y, the input of the head: (B, D)."""
+        """Returns the image representation y (B, D), the input of the head."""
         return self.forward_pool(self.forward_features(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last block and, unless it comes after pooling, the final norm: (B, N, D)."""
+        """Returns all tokens (B, N, D) after the last block and the final norm, unless that comes after pooling."""
         z, grid = self.embed_patches(images), patch_grid(images, self.config)
         recompute = self.config.grad_checkpointing and self.training
         for block in self.blocks:
@@ -142,7 +159,7 @@ class ViT(nn.Module):
         return z if self.config.norm_after_pool else self.norm(z)
 
     def embed_patches(self, images: Tensor) -> Tensor:
-        """z_0: prefix tokens and patch embeddings, plus position embeddings: (B, N, D)."""
+        """Returns z_0 (B, N, D), the input of the first block: prefix and patch tokens plus position embeddings."""
         x = self.patch_embed(self.patchify(images))  # x_p E
         rate = self.config.patch_dropout if self.training else 0.0
         keep = patch_dropout_indices(x, rate) if rate else None
@@ -150,7 +167,7 @@ class ViT(nn.Module):
         return self.drop(self.positions(x, self.prefix_tokens(x.shape[0]), grid, keep))  # [x_class; x_p E] + E_pos
 
     def patchify(self, images: Tensor) -> Tensor:
-        """x_p: images to flattened patches (B, N, C*P*P); flattened patches are returned as they are."""
+        """Returns x_p, the flattened patches `(B, N, C*P*P)` of images; flattened patches are returned unchanged."""
         flattened = (self.config.num_patches, self.patch_embed.proj.in_features)
         if self.config.stem == "linear" and tuple(images.shape[1:]) == flattened:
             return images
@@ -158,12 +175,15 @@ class ViT(nn.Module):
         return patchify(self.stem(images), self.config.patch_size)
 
     def prefix_tokens(self, batch: int) -> Tensor | None:
-        """The tokens in front of the patches: x_class, and registers if there are any."""
+        """Returns the tokens in front of the patches, (B, num_prefix, D): x_class and registers; None without any."""
         tokens: list[Tensor] = [token for token in (self.class_token, self.registers) if token is not None]
         return torch.cat(tokens, dim=1).expand(batch, -1, -1) if tokens else None
 
     def forward_pool(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, N, D) to the image representation (B, D): the class token, and a tanh layer in pre-training."""
+        """Pools tokens (B, N, D) to the image representation (B, D), by default the class token.
+
+        A model with `pre_logits` (the paper's pre-training head) applies a tanh layer to it.
+        """
         y = self.pool(tokens)
         if self.config.norm_after_pool:
             y = self.norm(y)

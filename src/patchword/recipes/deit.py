@@ -1,8 +1,8 @@
 """Trains DeiT-Ti/16 with hard distillation on ImageNet for 300 epochs, as published except for the teacher, a ViT-B/16.
 
 Command: torchrun --nproc-per-node 8 -m patchword train deit --data.source imagenet
-Machine: 8 accelerators; not run here at that scale.
-Result: published, 74.5 % top-1 (Touvron et al., 2021) with a RegNetY-16GF as teacher, which patchword does not have.
+Machine: 8 GPUs; not run at this scale.
+Result: not measured. Published: 74.5% top-1 (Touvron et al., 2021), with a teacher (RegNetY-16GF) that patchword lacks.
 """
 
 from patchword.config import Config, DataConfig, DistillConfig, OptimConfig, ScheduleConfig

@@ -1,8 +1,8 @@
 """Trains ViT-S/16 on ImageNet-1k from scratch for 90 epochs, as in "Better plain ViT baselines" and AugReg.
 
 Command: torchrun --nproc-per-node 8 -m patchword train imagenet_augreg --data.source imagenet
-Machine: 8 accelerators; not run here at that scale.
-Result: published, 76.5 % top-1 (Beyer et al., 2022).
+Machine: 8 GPUs; not run at this scale.
+Result: not measured. Published: 76.5% top-1 (Beyer et al., 2022).
 """
 
 from patchword.config import Config, DataConfig, OptimConfig, ScheduleConfig

@@ -1,8 +1,8 @@
 """Trains a small ViT with a stem of one convolution on scikit-learn's handwritten digits in about a minute.
 
 Command: patchword quickstart  (the same as: patchword train quickstart)
-Machine: 1 core (AMD EPYC, AVX-512), 35 seconds.
-Result: 97.8 % accuracy on 359 digits, one seed (results/quickstart.json).
+Machine: 1 core (AMD EPYC, AVX-512), 21 to 35 seconds.
+Result: 97.8% accuracy on 359 digits, one seed (results/quickstart.json).
 """
 
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig

@@ -1,7 +1,7 @@
 """Trains the paper's convolutional baseline, a BiT ResNet (GroupNorm, weight standardization), with SGD.
 
 Command: patchword train resnet_baseline --data.source photos --epochs 20
-Machine: not measured; a baseline to compare a ViT with on the same data.
+Machine: any; not measured. A baseline for comparing a ViT on the same data.
 """
 
 from patchword.config import AugmentConfig, Config, OptimConfig, ResNetConfig, ScheduleConfig

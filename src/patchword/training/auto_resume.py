@@ -14,6 +14,7 @@ from .distributed import ProcessGroup
 from .run_dir import CONFIG_FILE, REPORT_FILE, latest_run_dir, read_config
 
 ResumeMode = Literal["auto", "never"]
+"""Whether `train` continues an existing run with the same configuration."""
 
 
 def is_restarted(group: ProcessGroup) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 from ..config import Config
 from ..errors import Note
 
-LogRow = dict[str, Any]  # a line of metrics.jsonl: kind ("train", "val" or "test"), step, epoch, seconds and metrics
+LogRow = dict[str, Any]
+"""A line of metrics.jsonl: `kind` ("train", "val" or "test"), `step`, `epoch`, `seconds` of training, and metrics."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,12 @@ class RunInfo:
 
     Attributes:
         run_dir: The run directory.
-        config: The resolved configuration.
-        num_parameters: All parameters of the model.
-        num_trainable: The parameters that are trained.
-        num_samples: The number of samples of each split.
+        config: The configuration, with the resolved architecture.
+        num_parameters: The number of parameters of the model.
+        num_trainable: The number of parameters that are trained.
+        num_samples: The number of images in each split, by the names "train", "val" and "test".
         num_classes: The number of classes.
-        total_steps: The length of the run; None if a time budget determines it.
+        total_steps: The number of steps; None if a time budget determines it.
         resumed_step: The step that the run resumes from; 0 for a new run.
         notes: What the user should know about the configuration, the weights and the data.
     """
@@ -43,13 +44,14 @@ class TrainResult:
 
     Attributes:
         run_dir: The run directory, which is also a model directory.
-        metrics: The metrics of "val" and, if there is a test set, of "test".
-        best_step: The step of the published model.
+        metrics: The metrics of the selected model on "val" and, if there is a test set, on "test", such as
+            `metrics["val"]["top1"]`.
+        best_step: The step of the selected model, the best on the validation set.
         steps: The number of training steps.
-        seconds: Training time, including that of processes that were killed.
-        report: The HTML report.
+        seconds: The training time, including that of processes that were killed.
+        report: The path of the HTML report.
         notes: Everything that was reported during the run.
-        num_unreadable: How many images could not be read, over all splits.
+        num_unreadable: The number of images that could not be read, over all splits.
     """
 
     run_dir: Path
@@ -63,25 +65,40 @@ class TrainResult:
 
 
 class Callback:
-    """Base class with methods that do nothing; override those you need. Only the first process calls them."""
+    """Base class of callbacks, whose methods do nothing; override those you need.
+
+    In distributed training, only the first process calls them.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        class PrintAccuracy(pw.Callback):
+            def on_log(self, row):
+                if row["kind"] == "val":
+                    print(row["step"], row["top1"])
+
+        pw.train(pw.load_recipe("quickstart"), callbacks=(PrintAccuracy(),))
+        ```
+    """
 
     def on_train_start(self, info: RunInfo) -> None:
-        """Run before the first step."""
+        """Called before the first step."""
 
     def on_step(self, row: LogRow, progress: float, seconds_left: float) -> None:
-        """Run after every training step.
+        """Called after every training step.
 
         Args:
-            row: Loss, accuracy, learning rate and throughput of the step.
-            progress: The completed fraction of the run.
+            row: The step, with loss, accuracy, learning rate and images per second.
+            progress: The completed fraction of the run, from 0 to 1.
             seconds_left: The estimated time until the end of training.
         """
 
     def on_log(self, row: LogRow) -> None:
-        """Run after each row that is written to metrics.jsonl: some training steps and all evaluations."""
+        """Called after each row that is written to metrics.jsonl: some training steps and all evaluations."""
 
     def on_message(self, message: str) -> None:
-        """Run when there is something to tell the user."""
+        """Called with each message for the user."""
 
     def on_train_end(self, result: TrainResult | None) -> None:
-        """Run at the end; `result` is None if the run was stopped or failed."""
+        """Called at the end; `result` is None if the run was stopped or failed."""

@@ -70,20 +70,34 @@ def train(
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> TrainResult | None:
-    """Train a model.
+    """Train a model, evaluate it, and write it to a run directory with an HTML report.
 
     Args:
-        config: The configuration.
-        out: The run directory, which must be new or empty; by default a new one below runs/.
-        splits: The data, if it is in memory already; otherwise `config.data` says where it is.
-        callbacks: Objects that follow the run.
-        resume: "auto" continues the run in `out` (without `out`, the last one of this name), if there is one with the
-            same configuration; "never" refuses a directory that exists. A job that torchrun restarted always resumes.
-        started: `now()` when the budget began; by default the time of this call.
+        config: The configuration, for example from `load_recipe`.
+        out: The run directory, which must be new or empty; by default runs/NAME, runs/NAME-2, ...
+        splits: The data, if it is in memory; by default `config.data` names it.
+        callbacks: Objects whose methods are called during the run.
+        resume: "auto" continues the run in `out` (by default the last run of this name) if it has the same
+            configuration; "never" refuses an existing run. A job that torchrun restarted always resumes.
+        started: The value of `now()` when a time budget began; by default the time of this call.
         now: The clock, in seconds, for budgets and the time between checkpoints.
 
     Returns:
         The result; None in all processes but the first.
+
+    Raises:
+        ConfigError: The configuration is invalid, or `out` exists (code "run_exists" or "run_differs").
+        DataError: The data cannot be used.
+        TrainingError: A loss, gradient or output was NaN or Inf (code "not_finite").
+        Stopped: A signal stopped the run, after its state was saved.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        result = pw.train(pw.load_recipe("quickstart"), "runs/digits")
+        print(result.metrics["test"]["top1"], result.report)
+        ```
     """
     started = now() if started is None else started
     with contextlib.closing(ProcessGroup()) as group, limit_threads(config.num_threads):
@@ -115,10 +129,28 @@ def resume(
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> TrainResult | None:
-    """Continue a run that was stopped or killed, from its last intact checkpoint. See `train` for the arguments.
+    """Continue a run that was stopped or killed, from its last intact checkpoint.
+
+    Args:
+        run_dir: The run directory.
+        splits: The same data as in `train`, if it was called with `splits`.
+        callbacks: As in `train`.
+        started: As in `train`.
+        now: As in `train`.
+
+    Returns:
+        The result; None in all processes but the first.
 
     Raises:
-        ConfigError: The run is finished; code "run_finished". A job that torchrun restarted returns its result instead.
+        ConfigError: The run is finished (code "run_finished"); a job that torchrun restarted returns its result.
+        DataError: The data has changed since the run started.
+
+    Examples:
+        ```python
+        import patchword as pw
+
+        result = pw.resume("runs/digits")
+        ```
     """
     started = now() if started is None else started
     run_dir = Path(run_dir).expanduser()

@@ -33,9 +33,9 @@ def bench(
     Example: patchword bench hf:google/vit-base-patch16-224
 
     Args:
-        engines: engines to measure; by default all that work
-        seconds: time per engine and batch size; keep the machine otherwise idle
-        verify: labeled images, as for evaluate, to measure the accuracy of each engine
+        engines: engines to measure, e.g. torch onnx-int8; by default, all that work on this machine
+        seconds: seconds per engine and batch size; keep the machine otherwise idle
+        verify: labeled images, as for evaluate, on which the accuracy of each engine is measured
         out: directory for an HTML report with the table and a figure of accuracy against speed
         overwrite: replace an existing report
     """

@@ -14,12 +14,12 @@ def card(
     out: Annotated[Path | None, arg("FILE")] = None,
     overwrite: Flag = False,
 ) -> int:
-    """Write a Hugging Face model card from the metadata of a model.
+    """Write a model card for the Hugging Face Hub, from the metadata of a model.
 
     Example: patchword card runs/photos --out MODEL_CARD.md
 
     Args:
-        out: file to write; by default the card goes to standard output
+        out: file to write; by default, the card is printed
         overwrite: replace an existing file
     """
     from ...checkpoints.card import model_card

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from ...core.text import print_stderr
 from ...errors import ConfigError
-from ..arguments import positional
+from ..arguments import arg, positional
 from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference
 from ..output import print_notes
 
@@ -15,20 +15,20 @@ Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "t
 def convert(
     model: ModelReference,
     out: Annotated[Path, positional("OUT")],
-    to: Format,
+    to: Annotated[Format, arg("FORMAT")],
     model_args: ModelArgs = NO_OVERRIDES,
     half: Flag = False,
     overwrite: Flag = False,
 ) -> int:
-    """Write a model in another format. The result is read back and compared before it is given its name.
+    """Write a model in another format. The output is read back and compared with the model before OUT is created.
 
     Example: patchword convert ViT-B_16.npz vit-b16 --to transformers
 
     Args:
-        out: a directory (patchword, transformers, timm; timm also *.safetensors or *.pth), *.npz (google, big_vision)
-            or *.pth (torchvision, deit, dinov2)
+        out: directory to create (patchword, transformers, timm), or file: *.safetensors or *.pth (timm), *.npz (google,
+            big_vision), *.pth (torchvision, deit, dinov2)
         to: the format to write
-        half: store float16 weights (patchword format only); the model still computes in float32
+        half: store the weights in float16 (patchword format only); the model still computes in float32
         overwrite: replace an existing model
     """
     from ...checkpoints import write_checkpoint

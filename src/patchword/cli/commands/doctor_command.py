@@ -22,14 +22,14 @@ def doctor(
     patch_size: int = 16,
     json: JsonFlag = False,
 ) -> int:
-    """Report what this machine can do, and what is wrong with a dataset or a run that stopped.
+    """Check this machine, a dataset before training, or a run that stopped, and suggest what to do.
 
     Example: patchword doctor photos/ --image-size 224 --patch-size 16
 
     Args:
-        what: a dataset, as for train, or a run directory; by default, this machine
-        image_size: image size of the model you plan to train
-        patch_size: patch size of that model
+        what: a dataset, as for train, or a run directory; by default, this machine is checked
+        image_size: image size, in pixels, of the model that you plan to train
+        patch_size: patch size, in pixels, of that model
     """
     if min(image_size, patch_size) < 1:
         raise ConfigError("--image-size and --patch-size must be at least 1.")

@@ -42,16 +42,17 @@ def evaluate(
 ) -> int:
     """Measure a model on labeled images, with 95% confidence intervals.
 
-    Example: patchword evaluate model.npz imagenet/val --json
+    Example: patchword evaluate runs/photos photos/test --out evaluation
 
     Args:
-        data: DATA/CLASS/*.jpg with folders named by label, WordNet ID or class index; or a dataset such as cifar10
-        compare_to: another model, evaluated on the same images: is the difference significant?
-        csv: write every prediction to a CSV file
-        out: directory for an HTML report: confusions, reliability diagram, classes, hardest mistakes
-        corruptions: also evaluate on images with 15 corruptions at 5 severities, which takes 75 times as long
+        data: folder with one subfolder per class, named by label, WordNet ID or class index; or a dataset, as for
+            train, whose test split is used if there is one
+        compare_to: second model, evaluated on the same images; a test tells whether the difference is significant
+        csv: write the prediction of every image to a CSV file
+        out: directory for an HTML report with confusions, reliability diagram, metrics per class and hardest mistakes
+        corruptions: also evaluate on images with 15 corruptions at 5 severities, which takes about 75 times as long
         overwrite: replace an existing CSV file and report
-        batch_size: images per batch, on each core
+        batch_size: number of images per batch, on each core
     """
     if batch_size < 1:
         raise ConfigError(f"--batch-size must be at least 1, not {batch_size}.")

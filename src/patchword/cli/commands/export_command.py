@@ -38,22 +38,26 @@ def export(
     max_drop: float | None = None,
     overwrite: Flag = False,
 ) -> int:
-    """Write a model as a file that runs without patchword: OUT.onnx, OUT.pt2 (torch.export) or OUT.xml (OpenVINO).
+    """Write a model as a file that runs without patchword: .onnx, .pt2 (torch.export) or .xml (OpenVINO).
 
-    Example: patchword export runs/pets pets.onnx --int8 --verify pets/
+    Example: patchword export runs/photos photos.onnx --int8 --verify photos/test
 
-    The file is opened again and compared with the model on real images before it is given its name. The comparison is
-    written beside it as OUT.check.json.
+    The file is loaded and compared with the model on real images before OUT is created. The comparison is written to
+    OUT.check.json.
 
     Args:
-        out: the extension selects the format
-        include_preprocessing: resize, crop and return probabilities in the graph, for images of any size
-        int8: quantize the matmuls to int8; needs --verify
-        tome_ratio: fraction of the patches to merge (ToMe) in each block after the first quarter; needs --verify
-        tome_max_drop: find the largest ratio that loses at most this many points, on half of the --verify images
-        verify: labeled images, as for evaluate, to measure the accuracy before and after
-        calibration_data: images that set the quantization ranges of --int8; by default, crops of photographs
-        max_drop: points of accuracy that may be lost, or nothing is written; default 0.5 plus --tome-max-drop
+        out: file to write, whose extension (.onnx, .pt2 or .xml) selects the format
+        include_preprocessing: the file takes images of any size, resizes and crops them, and returns probabilities
+        int8: quantize the matmuls to int8 (.onnx, .xml); needs --verify
+        tome_ratio: token merging (ToMe): fraction of the patches, 0 to 0.5, to merge in each block after the first
+            quarter of the blocks; needs --verify
+        tome_max_drop: instead of --tome-ratio, find the largest ratio that loses at most this many percentage points of
+            accuracy on half of the --verify images
+        verify: labeled images, as for evaluate, on which the accuracy is measured before and after
+        calibration_data: images, labeled or not, that set the quantization ranges of --int8; by default, crops of
+            sample photographs
+        max_drop: percentage points of accuracy that may be lost, or else nothing is written; by default, 0.5 plus
+            --tome-max-drop
         overwrite: replace an existing file
     """
     max_drop = DEFAULT_MAX_DROP + (tome_max_drop or 0.0) if max_drop is None else max_drop

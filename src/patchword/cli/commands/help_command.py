@@ -6,12 +6,12 @@ from ..arguments import positional
 
 
 def show_help(command: Annotated[str | None, positional("[COMMAND]")] = None) -> int:
-    """List the commands, or show every option of one.
+    """List the commands, or show the options of one.
 
     Example: patchword help train
 
     Args:
-        command: a command; without it, all commands are listed
+        command: a command, e.g. train; by default, all commands are listed
     """
     from ..main import print_help
 

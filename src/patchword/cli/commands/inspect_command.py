@@ -29,15 +29,15 @@ def inspect_model(
     max_images: int = 64,
     overwrite: Flag = False,
 ) -> int:
-    """Show what a model learned and what it attends to: the paper's figures, and explanations with sanity checks.
+    """Draw what a model has learned and what it attends to: the paper's figures, and explanations with sanity checks.
 
     Example: patchword inspect patchword:cifar10 cifar10 --out inspection
 
     Args:
-        images: files, folders, or a dataset such as cifar10; without any, only the weights are shown
-        out: directory for report.html and for every figure as PNG, SVG and arrays (.npz)
-        label: class to explain, by name or index; by default the most probable class of each image
-        max_images: maximum number of images, evenly spaced
+        images: files, folders (searched recursively), or a dataset such as cifar10; by default, only weights are drawn
+        out: directory for report.html, and for every figure as PNG, SVG and arrays (.npz)
+        label: class to explain, by name or index; by default, the most probable class of each image
+        max_images: maximum number of images; more are sampled at even intervals
         overwrite: replace the files of an earlier inspection
     """
     if max_images < 1:

@@ -27,15 +27,15 @@ def predict(
     overwrite: Flag = False,
     engine: EngineName = "torch",
 ) -> int:
-    """Classify images.
+    """Classify images, and explain the predictions if --explain is given.
 
-    Example: patchword predict hf:google/vit-base-patch16-224 cat.jpg photos/ --top 3
+    Example: patchword predict hf:google/vit-base-patch16-224 cat.jpg --top 3
 
     Args:
         images: files, folders (searched recursively), or a dataset such as cifar10
-        top: number of classes per image
-        csv: write a CSV file with one row per image; if the command is killed, the same command resumes it
-        explain: also write each image with a heatmap of its predicted class to this directory
+        top: number of classes to show per image, the most probable first
+        csv: write one row per image to a CSV file; if the command is killed, the same command resumes it
+        explain: also write each image with a heatmap of what led to its predicted class to this directory
         overwrite: replace an existing CSV file and explanations
     """
     if top < 1:

@@ -24,14 +24,14 @@ def probe(
 ) -> int:
     """Evaluate frozen features: few-shot linear probe, k nearest neighbors, logistic regression.
 
-    Example: patchword probe model.npz photos --shots 1 5
+    Example: patchword probe hf:google/vit-base-patch16-224 photos/ --shots 1 5
 
     Args:
-        data: a dataset, as for train; evaluated on its test set, or else on its validation set
+        data: a dataset, as for train; the probes are evaluated on its test set, or else on its validation set
         layer: block whose tokens are used, 0 for the first and -1 for the last; by default, the input of the head
-        shots: training images per class of the paper's few-shot probe
-        seeds: number of random draws of these images
-        l2: L2 penalty of the few-shot probe
+        shots: numbers of training images per class of the paper's few-shot probe
+        seeds: number of random draws of the few-shot images; accuracies are averaged
+        l2: L2 penalty of the few-shot probe, a ridge regression
     """
     from ...config import DataConfig
     from ...data.resolve import open_data

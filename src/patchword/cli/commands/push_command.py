@@ -14,14 +14,14 @@ def push(
     model_args: ModelArgs = NO_OVERRIDES,
     private: Flag = False,
 ) -> int:
-    """Upload a model and its card to a Hugging Face hub. Afterwards `hf:owner/name` loads it anywhere.
+    """Upload a model and its card to the Hugging Face Hub. The reference hf:OWNER/NAME then loads it anywhere.
 
     Example: patchword push runs/photos hf:me/my-photos --private
 
-    HF_TOKEN holds your access token; HF_ENDPOINT selects another hub.
+    Set the environment variable HF_TOKEN to your access token, and HF_ENDPOINT to use another hub.
 
     Args:
-        to: the repository, which is created if it does not exist
+        to: repository on the hub, which is created if it does not exist
         private: create a private repository
     """
     from ...checkpoints.push import push_to_hub as push_checkpoint

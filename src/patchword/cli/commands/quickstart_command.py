@@ -16,7 +16,7 @@ def quickstart(out: Annotated[Path | None, arg("RUN")] = None) -> int:
     Example: patchword quickstart
 
     Args:
-        out: run directory to create; runs/digits by default
+        out: run directory to create; by default, runs/digits
     """
     from ...recipes import load_recipe
     from ...training import train

@@ -10,14 +10,14 @@ from . import train_command
 
 
 def resume(run: Annotated[Path, positional("RUN")], json: JsonFlag = False) -> int:
-    """Resume a run that was stopped or killed.
+    """Resume a training run that was stopped or killed, from its last checkpoint.
 
-    Example: patchword resume runs/cifar10-scratch
+    Example: patchword resume runs/photos
 
-    With --epochs or --steps, a resumed run is bit-identical to an uninterrupted one.
+    A run whose length is set by --epochs or --steps ends bit-identical to an uninterrupted one.
 
     Args:
-        run: a run directory
+        run: run directory, e.g. runs/photos
     """
     from ... import training
     from ...training.console import ConsoleCallback

@@ -19,19 +19,19 @@ def serve(
     num_threads: int | None = None,
     engine: EngineName = "torch",
 ) -> int:
-    """Serve a model: an HTTP API, and a page to try it in the browser.
+    """Serve a model over HTTP: a JSON API, and a web page to try it in the browser.
 
     Example: patchword serve patchword:cifar10 --port 8000
 
-    Clients must send a token if PATCHWORD_TOKEN is set. SIGTERM and Ctrl-C stop the server after it has responded to
-    all accepted requests; the exit code is then 0.
+    If the environment variable PATCHWORD_TOKEN is set, clients must send its value as a bearer token. Ctrl-C or SIGTERM
+    stops the server after it has responded to all accepted requests.
 
     Args:
-        host: address to listen on; 0.0.0.0 accepts other machines (then set a token)
-        port: 0 chooses a free port
+        host: address to listen on; 0.0.0.0 accepts connections from other machines (then set PATCHWORD_TOKEN)
+        port: TCP port to listen on; 0 picks a free one
         batch_size: maximum number of images per batch
-        queue_size: maximum number of images in the server; further requests are rejected with status 503
-        num_threads: CPU threads for the model; all cores by default
+        queue_size: maximum number of images in the server at once; further requests are rejected with status 503
+        num_threads: number of CPU threads of the model; by default, all cores
     """
     if not 0 <= port < 2**16:
         raise ConfigError(f"--port must be between 0 and 65535, not {port}.")

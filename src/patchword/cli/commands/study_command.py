@@ -9,23 +9,23 @@ from ..arguments import arg, positional
 
 def study(
     name: Annotated[str, positional("NAME")],
-    budget: str = "2h",
+    budget: Annotated[str, arg("TIME")] = "2h",
     seeds: int = 1,
     recipe: Annotated[str | None, arg("RECIPE")] = None,
     out: Annotated[Path | None, arg("DIR")] = None,
 ) -> int:
-    """Repeat an experiment of the paper at small scale: a grid of training runs, a figure and its interpretation.
+    """Repeat an experiment of the paper at small scale: a grid of training runs, a figure, and how to read it.
 
     Example: patchword study positions --budget 1h
 
-    If it is stopped or killed, the same command resumes it.
+    If a study is stopped or killed, the same command resumes it.
 
     Args:
-        name: data-size, compute, positions, head, norm, attention, resolution or inductive-bias
-        budget: time for all runs together, e.g. 90m
-        seeds: runs per cell of the grid
-        recipe: recipe to vary; by default a small ViT on CIFAR-10
-        out: directory for the runs, the table and report.html; studies/NAME by default
+        name: the study: data-size, compute, positions, head, norm, attention, resolution or inductive-bias
+        budget: time for all runs together, e.g. 90m or 1h30m
+        seeds: number of runs per cell of the grid, each with its own random seed
+        recipe: recipe to vary; by default, a small ViT on CIFAR-10
+        out: directory for the runs, the results and report.html; by default, studies/NAME
     """
     from ...config.overrides import parse_duration
     from ...core.runtime import machine_summary

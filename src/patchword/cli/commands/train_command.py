@@ -17,32 +17,39 @@ START_TIME = time.monotonic()  # a time budget starts with the command, not with
 DATASET_RECIPES = {"digits": "quickstart", "cifar10": "cifar10_scratch"}
 
 
+def recipe_for(what: str) -> str:
+    """Return the name of a recipe as it is, or that of the recipe for the given data."""
+    return what if is_recipe(what) else DATASET_RECIPES.get(what, "finetune")
+
+
 def base_config(what: str) -> Config:
     """Load a recipe by name, or the recipe for the given data."""
+    base = load_recipe(recipe_for(what))
     if is_recipe(what):
-        return load_recipe(what)
-    base = load_recipe(DATASET_RECIPES.get(what, "finetune"))
+        return base
     name = Path(what).stem or base.name
     return base.replace(name=name, data=base.data.replace(source=what))
 
 
 def train(
-    what: Annotated[str, positional("RECIPE|DATA", "a recipe, a Python file with one, or a dataset")],
+    what: Annotated[str, positional("RECIPE|DATA", "a recipe, a Python file that sets config, or a dataset")],
     out: Annotated[Path | None, arg("RUN")] = None,
     resume: Annotated[Literal["auto", "never"], arg("auto|never")] = "never",
     json: JsonFlag = False,
 ) -> int:
-    """Train a model: with a recipe, or on your own data.
+    """Train or fine-tune a model, on your own data or with a recipe.
 
     Example: patchword train photos/ --budget 10m
 
-    DATA is a folder with one folder per class, a .csv, .parquet or .tar file, or a named dataset (cifar10, ...). The
-    recipe "finetune" fine-tunes a pretrained model on it; --model Ti/16 trains from scratch. `patchword recipes` lists
-    all recipes.
+    DATA is a folder with one subfolder per class, a .csv, .tsv, .parquet or .tar file, hf-datasets:OWNER/NAME, or a
+    named dataset: pets, flowers102, cifar100, mnist, ... The recipe finetune fine-tunes a pretrained ViT-Ti/16 on it.
+    To train from scratch, add --model Ti/16. The datasets digits and cifar10 have recipes of their own.
+
+    RECIPE is a built-in recipe (patchword recipes lists them), or your own file, such as my_recipe.py.
 
     Args:
-        out: run directory to create; runs/NAME by default
-        resume: "auto" resumes the run in that directory, if there is one with the same configuration
+        out: run directory to create; by default, runs/NAME, with the name of the data or the recipe
+        resume: "auto" resumes the run in that directory if it has the same configuration; "never" starts a new run
     """
     config = apply_overrides(base_config(what), CONFIG_VALUES)
     from ... import training
