@@ -152,10 +152,12 @@ def config_flags_of(words: list[str]) -> dict[str, ValueKind]:
 
 def name_flag(error: ConfigError, words: list[str]) -> ConfigError:
     """Name the flag instead of the field, and add an example, if the command line set a field to an invalid value."""
+    if error.code in SHORT_FORMS:
+        return ConfigError(SHORT_FORMS[error.code](error), code=error.code)
     is_train = words[0] == "train"
     path = error.field if is_train else error.field.removeprefix("model.")
     if not path or path not in CONFIG_VALUES:
-        message = name_flags_in(str(error), error.code)
+        message = name_flags_in(str(error))
         return error if message == str(error) else ConfigError(message, code=error.code)
     fields = config_fields(base_config(recipe_of(words))) if is_train else field_arguments(ViTConfig())
     example = next(format_default(field) for field in fields if field.name == path) or FIELD_EXAMPLES.get(path)
@@ -163,15 +165,22 @@ def name_flag(error: ConfigError, words: list[str]) -> ConfigError:
     return ConfigError(f"{flag_of(path)} {error.problem}{text}", code=error.code)
 
 
-def name_flags_in(message: str, code: str) -> str:
-    """Name flags in a message that is about a short form (--budget ten), or about several fields."""
-    if code == "invalid_duration":
-        return f"--budget: {message}"
-    for path, value in CONFIG_VALUES.items():
-        if code == "unknown_preset" and repr(value) in message:
-            is_foreign = path == "model" and "Did you mean" not in message
-            hint = " For pretrained weights, use --init, e.g. --init hf:google/vit-base-patch16-224." * is_foreign
-            return f"{flag_of(path)}: {message}{hint}"
+def explain_preset(error: ConfigError) -> str:
+    """Name the flag of an unknown preset; a name of timm or Hugging Face is probably meant for --init."""
+    hint = " For pretrained weights, use --init, e.g. --init hf:google/vit-base-patch16-224."
+    return f"{flag_of(error.field)}: {error}{hint if error.field == 'model' else ''}"
+
+
+# Errors about a short form of a flag, such as --budget ten or --model vit_tiny.
+SHORT_FORMS: dict[str, Callable[[ConfigError], str]] = {
+    "invalid_duration": lambda error: f"--budget: {error}",
+    "unknown_preset": explain_preset,
+}
+
+
+def name_flags_in(message: str) -> str:
+    """Name flags in a message that is about several fields."""
+    for path in CONFIG_VALUES:
         field = re.escape(path)
         pattern = rf"(?<![-\w.]){field}\b" if "." in path else rf"^{field}\b(?!\.)|(?<![-\w.])model\.{field}\b"
         message = re.sub(pattern, flag_of(path), message)

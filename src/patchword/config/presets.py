@@ -72,7 +72,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
         near = difflib.get_close_matches(name.removeprefix("ViT-"), PRESETS, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         known = f"Known: {', '.join(PRESETS)}; Ti, S, B, L and H take any patch size, as in 'S/8'."
-        raise ConfigError(f"There is no model {name!r}.{hint} {known}", code="unknown_preset")
+        raise ConfigError(f"There is no model {name!r}.{hint} {known}", code="unknown_preset", field="model")
     return ViTConfig.from_json({**fields, **changes})
 
 
@@ -85,5 +85,5 @@ def augmentation(name: str, **changes: Any) -> AugmentConfig:
     """
     if name not in AUGMENTATIONS:
         message = f"There is no augmentation {name!r}. Known: {', '.join(AUGMENTATIONS)}."
-        raise ConfigError(message, code="unknown_preset")
+        raise ConfigError(message, code="unknown_preset", field="augment")
     return AugmentConfig(crop="resized", scale=(0.05, 1.0), flip=0.5).replace(**{**AUGMENTATIONS[name], **changes})
