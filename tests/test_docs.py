@@ -59,7 +59,8 @@ def test_python_examples_run(block: str, tmp_path: Path, monkeypatch: pytest.Mon
     Path("runs").mkdir()
     for name in ("vit-b16", "runs/photos"):
         write_checkpoint(name, make_checkpoint())
-    Image.new("RGB", (60, 40), "orange").save("cat.jpg")
+    for name in ("cat.jpg", "new.jpg"):
+        Image.new("RGB", (60, 40), "orange").save(name)
     exec(compile(block, "example", "exec"), {})
 
 
