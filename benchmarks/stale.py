@@ -83,6 +83,15 @@ def load_results() -> dict[str, dict[str, Any]]:
     }
 
 
+def is_text(statement: ast.stmt) -> bool:
+    """Tell whether a statement is a string: the docstring of a module, class, function or attribute."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
 def meaning(source: str) -> str:
     """Give a Python file's syntax tree without docstrings, or the text itself if it cannot be parsed."""
     try:
@@ -90,10 +99,8 @@ def meaning(source: str) -> str:
     except SyntaxError:
         return source
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
-            node.body = node.body[1:]
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [statement for statement in body if not is_text(statement)]  # type: ignore[attr-defined]
     return ast.dump(tree)
 
 

@@ -34,6 +34,7 @@ def test_only_a_change_of_meaning_counts():
     before = 'def f(x):\n    """Old."""\n    return x + 1\n'
     assert stale.meaning(before) == stale.meaning('def f(x):  # note\n    """New."""\n    return (x + 1)\n')
     assert stale.meaning(before) != stale.meaning("def f(x):\n    return x + 2\n")
+    assert stale.meaning("a: int = 1\n") == stale.meaning('a: int = 1\n"""The attribute a."""\n')
 
 
 def test_every_result_is_described_in_the_readme_of_results():
