@@ -25,7 +25,7 @@ def test_lines_count_steps_and_bytes(capsys: pytest.CaptureFixture[str], monkeyp
         assert step()
         assert wait_for_line(capsys, "testing: 1 of 3")
     with working("opening engine onnx"):
-        assert wait_for_line(capsys, "opening engine onnx (0 s)")
+        assert wait_for_line(capsys, "opening engine onnx (")
     with download_progress("cifar10") as update:
         update(1_500_000, 3_000_000)
         assert wait_for_line(capsys, "downloading cifar10: 1.5 of 3.0 MB")
@@ -33,7 +33,8 @@ def test_lines_count_steps_and_bytes(capsys: pytest.CaptureFixture[str], monkeyp
         assert wait_for_line(capsys, "downloading cifar10: 2.0 MB")
 
 
-def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "SECONDS_PER_LINE", 3600.0)  # a busy machine may need more than the usual
     with progress("testing", 1) as step, working("working"), download_progress("data"):
         step()
     assert capsys.readouterr() == ("", "")

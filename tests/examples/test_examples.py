@@ -103,7 +103,7 @@ def read_json(path: Path) -> Any:
 
 @pytest.mark.slow
 def test_your_photos_trains_a_model_on_drawn_shapes_and_measures_it(folder: Path) -> None:
-    notebook = ExecutedNotebook("your_photos.ipynb", folder, BUDGET=10)
+    notebook = ExecutedNotebook("your_photos.ipynb", folder, BUDGET=None)  # epochs: a budget would depend on the speed
     run = folder / "runs/shapes"
     assert len(list((folder / "runs/data/shapes/train").rglob("*.jpg"))) == 250
     test = read_json(run / "model.json")["provenance"]["metrics"]["test"]
