@@ -27,7 +27,6 @@ def test_derived_sizes() -> None:
     assert (conv.stride, conv.grid, conv.map_channels) == ((16, 32), (14, 7), 96)
     assert ViTConfig(pooling="class+average").pooled_dim == 2 * 768
     assert ViTConfig(pos_embed="sincos").num_positioned == 0
-    assert [ViTConfig(pos_embed=kind).resizable for kind in ("learned", "sincos", "rotary")] == [True, True, False]
 
 
 def test_derived_sizes_of_resnets() -> None:

@@ -20,10 +20,14 @@ MAX_TABLE_BYTES = 2**32
 REGULARIZATION_FIELDS = ("dropout", "attention_dropout", "drop_path", "patch_dropout", "grad_checkpointing")
 
 Stem = Literal["linear", "resnet", "conv"]
-PosEmbed = Literal["learned", "learned_2d", "relative", "sincos", "rotary", "none"]
-Resample = Literal["google", "timm", "transformers", "torchvision", "dinov2"]
-Pooling = Literal["class", "average", "attention", "class+average"]
-Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+PosEmbed = Literal[
+    "learned", "learned_2d", "relative", "sincos", "sincos_mae", "rotary", "none", "learned+rotary", "learned+relative"
+]
+Rope = Literal["patchword", "eva02", "pe", "axial", "mixed", "dinov3"]
+Resample = Literal["google", "timm", "transformers", "torchvision", "dinov2", "siglip2"]
+Pooling = Literal["class", "average", "attention", "class+average", "query"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+NormLayer = Literal["layer_norm", "rms_norm"]
 AttentionPattern = Literal["global", "axial", "local"]
 ResNetKind = Literal["bit", "cifar"]
 WeightStandardization = Literal["google", "timm", "bit"]
@@ -66,6 +70,12 @@ class ViTConfig(JsonConfig):
     """Whose weight standardization a "resnet" stem uses; they differ in epsilon and scaling."""
     patch_norm: bool = False
     """Whether LayerNorm is applied before and after the patch projection, as in vit-pytorch."""
+    patch_bias: bool = True
+    """Whether the patch projection has a bias; CLIP's has none."""
+    norm_embed: bool = False
+    """Whether a norm follows the patch projection, before positions are added (AIMv2)."""
+    norm_pre: bool = False
+    """Whether a norm follows the position embeddings, before the first block (CLIP)."""
 
     class_token: bool = True
     """Whether a learned class token ([CLS]) precedes the patches."""
@@ -74,9 +84,19 @@ class ViTConfig(JsonConfig):
     num_registers: int = 0
     """Number of register tokens (Darcet et al., 2024); 0 means none."""
     pos_embed: PosEmbed = "learned"
-    """Position embeddings: learned (1-D, as in the paper) or learned 2-D, relative, fixed sine-cosine, rotary, none."""
+    """Positions: learned (1-D, as in the paper), learned 2-D, relative, sine-cosine, rotary (RoPE), two kinds, none."""
     pos_embed_prefix: int | None = None
     """Number of prefix tokens with a learned position embedding; by default, the class and distillation tokens."""
+    relative_prefix: bool = False
+    """Whether relative positions also have values for the class token (BEiT)."""
+    rope: Rope = "patchword"
+    """Whose rotary positions: they differ in coordinates, frequencies and layout (models/rope.py)."""
+    rope_base: float | None = None
+    """Base of the rotary frequencies, also called theta or temperature; by default, that of `rope`."""
+    rope_reference: Size | None = None
+    """Grid to which rotary coordinates are scaled ("eva02", "pe"); by default, they are not scaled."""
+    rope_periods: tuple[float, ...] = ()
+    """Rotary periods, if the checkpoint stores them, as DINOv3's do in bfloat16; by default, computed from the base."""
     local_attention_init: float = 0.0
     """How sharply each head of a new model with "relative" embeddings attends to one neighbor (ConViT); 0 means off."""
     pos_embed_resample: Resample = "google"
@@ -88,25 +108,45 @@ class ViTConfig(JsonConfig):
     """Side of the window of "local" attention, in patches."""
     qkv_bias: bool = True
     """Whether the projection to queries, keys and values has a bias."""
+    key_bias: bool = True
+    """Whether that bias includes the keys; those of BEiT, EVA and DINOv3 have none."""
     out_bias: bool = True
     """Whether the output projection of attention has a bias."""
     qk_norm: bool = False
-    """Whether LayerNorm is applied to queries and keys."""
+    """Whether a norm is applied to queries and keys."""
+    attention_norm: bool = False
+    """Whether a norm precedes the output projection of attention (sub-LN, EVA-02)."""
+    mlp_norm: bool = False
+    """Whether a norm precedes the last layer of each MLP (sub-LN, EVA-02)."""
+    mlp_bias: bool = True
+    """Whether the layers of each MLP have a bias; AIMv2's have none."""
     post_norm: bool = False
     """Whether LayerNorm follows each residual sum (the original Transformer) instead of preceding each branch (ViT)."""
+    res_post_norm: bool = False
+    """Whether LayerNorm follows each branch, inside the residual sum, instead of preceding it (Swin v2, timm's rpn)."""
+    norm_layer: NormLayer = "layer_norm"
+    """LayerNorm, or RMSNorm (AIMv2)."""
     norm_eps: float = 1e-6
-    """Epsilon of every LayerNorm."""
+    """Epsilon of every norm."""
     activation: Activation = "gelu"
-    """Activation of the MLP: exact GELU, its tanh approximation, or SwiGLU."""
+    """Activation of the MLP: exact GELU, its tanh approximation, quick GELU (CLIP: x sigmoid(1.702 x)), or SwiGLU."""
     layer_scale: float | None = None
     """Initial value of LayerScale (CaiT) on each residual branch; by default, there is no LayerScale."""
 
     pooling: Pooling = "class"
-    """How tokens become one vector: class token, mean of the patches, both, or attention pooling (MAP)."""
+    """How tokens become one vector: class token, mean of the patches, both, attention (MAP), or a query (AIMv2)."""
+    pool_heads: int | None = None
+    """Number of heads of attention pooling; by default, num_heads."""
+    pool_prefix: bool = False
+    """Whether attention pooling includes the prefix tokens (Perception Encoder)."""
     norm_after_pool: bool = False
     """Whether the final LayerNorm is applied to the pooled vector (timm's fc_norm) instead of the tokens."""
     pre_logits: int | None = None
     """Width of the tanh layer before the head, as in the paper's pre-training; by default, there is none."""
+    projection_dim: int | None = None
+    """Width of the linear projection into the space that CLIP shares with texts; by default, there is none."""
+    final_norm: bool = True
+    """Whether there is a norm after the last block, or after pooling."""
 
     dropout: float = 0.0
     """Dropout probability after the position embeddings, attention and both layers of each MLP; 0 means none."""
@@ -124,6 +164,8 @@ class ViTConfig(JsonConfig):
         self._validate_stem()
         self._validate_sizes()
         self._validate_pos_embed()
+        self._validate_rope()
+        self._validate_blocks()
         self._validate_pooling()
 
     def _validate_ranges(self) -> None:
@@ -131,14 +173,14 @@ class ViTConfig(JsonConfig):
         self.check_range(0, MAX_CLASSES, "num_classes")
         self.check_range(1, 32768, "embed_dim")
         self.check_range(0, MAX_BLOCKS, "depth")
-        self.check_range(1, 1024, "num_heads", "window_size")
+        self.check_range(1, 1024, "num_heads", "pool_heads", "window_size")
         self.check_range(0, 1024, "num_registers")
-        self.check_range(1, 262144, "mlp_dim", "pre_logits")
+        self.check_range(1, 262144, "mlp_dim", "pre_logits", "projection_dim")
         self.check_range(1, 4096, "head_dim", "stem_width")
         self.check_range(1, 16, "stem_convs")
         self.check_range(0, 10, "local_attention_init")
-        for name in ("image_size", "patch_size"):
-            sides = getattr(self, name)
+        for name in ("image_size", "patch_size", "rope_reference"):
+            sides = getattr(self, name) or (1,)
             self.check(name, all(1 <= side <= MAX_IMAGE_SIZE for side in sides), f"between 1 and {MAX_IMAGE_SIZE:,}")
         for name in ("dropout", "drop_path", "patch_dropout"):
             self.check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
@@ -175,23 +217,45 @@ class ViTConfig(JsonConfig):
             self.check("stem_width", self.stem_width % 32 == 0, "a multiple of 32, the groups of its GroupNorm")
 
     def _validate_pos_embed(self) -> None:
-        kind, prefix = self.pos_embed, self.num_positioned
+        kind, prefix = self.absolute_pos_embed, self.num_positioned
         self.check("pos_embed_prefix", 0 <= prefix <= self.num_prefix, f"0 to {self.num_prefix}, the prefix tokens")
-        if kind not in ("learned", "learned_2d"):
+        if not kind.startswith("learned"):
             self.check("pos_embed_prefix", not prefix, f"0 for pos_embed {kind!r}, which has no entries for them")
-        unit = {"learned_2d": 2, "sincos": 4}.get(kind, 1)
+        unit = {"learned_2d": 2, "sincos": 4, "sincos_mae": 4}.get(kind, 1)
         self.check("embed_dim", self.embed_dim % unit == 0, f"divisible by {unit} for pos_embed {kind!r}")
         self.check("embed_dim", kind != "sincos" or self.embed_dim >= 8, "at least 8 for pos_embed 'sincos'")
-        self.require(
-            kind != "rotary" or self.attention_dim % 4 == 0,
-            f"model.head_dim must be divisible by 4 for pos_embed 'rotary', not {self.attention_dim}.",
-        )
-        added = kind not in ("relative", "rotary") and self.attention_pattern == "global"
+        added = not self.has_relative and not self.has_rope and self.attention_pattern == "global"
         self.check(
             "patch_dropout",
             added or not self.patch_dropout,
-            f"0 for pos_embed {kind!r} with {self.attention_pattern} attention",
+            f"0 for pos_embed {self.pos_embed!r} with {self.attention_pattern} attention",
         )
+        fits = self.has_relative and self.num_prefix == 1
+        rule = "false without relative positions and one prefix token"
+        self.check("relative_prefix", fits or not self.relative_prefix, rule)
+
+    def _validate_rope(self) -> None:
+        unit = 2 if self.rope == "mixed" else 4
+        self.require(
+            not self.has_rope or self.attention_dim % unit == 0,
+            f"model.head_dim must be divisible by {unit} for pos_embed {self.pos_embed!r}, not {self.attention_dim}.",
+        )
+        self.check("rope", self.has_rope or self.rope == "patchword", "unset without rotary positions")
+        for name in ("rope_base", "rope_reference", "rope_periods"):
+            fits = self.rope in ("eva02", "pe") if name == "rope_reference" else self.rope != "mixed"
+            rule = f"unset for pos_embed {self.pos_embed!r} and rope {self.rope!r}"
+            self.check(name, (self.has_rope and fits) or not getattr(self, name), rule)
+        self.check("rope_base", self.rope_base is None or self.rope_base > 0, "above 0")
+        count = self.attention_dim // 4
+        valid = not self.rope_periods or (len(self.rope_periods) == count and min(self.rope_periods) > 0)
+        self.check("rope_periods", valid, f"{count} numbers above 0")
+
+    def _validate_blocks(self) -> None:
+        self.require(
+            not (self.post_norm and self.res_post_norm),
+            "model.post_norm and model.res_post_norm are both true: choose one.",
+        )
+        self.check("key_bias", self.qkv_bias or self.key_bias, "true without qkv_bias")
 
     def _validate_pooling(self) -> None:
         self.require(
@@ -206,17 +270,51 @@ class ViTConfig(JsonConfig):
             not (self.post_norm and self.norm_after_pool),
             "model.post_norm and model.norm_after_pool are both true, but a post-norm model has no final norm.",
         )
+        self.check("norm_after_pool", self.final_norm or not self.norm_after_pool, "false without final_norm")
+        self.require(
+            self.projection_dim is None or (self.pre_logits is None and not self.distillation),
+            "model.projection_dim needs pre_logits null and distillation false.",
+        )
+        attends = self.pooling in ("attention", "query")
+        self.check("pool_heads", attends or self.pool_heads is None, f"unset for pooling {self.pooling!r}")
+        self.check("pool_prefix", attends or not self.pool_prefix, f"false for pooling {self.pooling!r}")
+        heads = self.pool_heads or self.num_heads
+        self.require(
+            not attends or self.embed_dim % heads == 0,
+            f"model.embed_dim {self.embed_dim} is not divisible by {heads} heads of pooling; set model.pool_heads.",
+        )
 
     @property
     def table_bytes(self) -> int:
         """Peak memory of position embeddings and masks that the model computes, which no file size limits."""
         patches, tokens = self.num_patches, self.num_patches + self.num_prefix
-        size = 16 * patches * self.embed_dim if self.pos_embed == "sincos" else 0
-        if self.pos_embed == "rotary":
-            size += patches * self.attention_dim * (4 * self.depth + 16)
-        if self.pos_embed == "relative" or self.attention_pattern != "global":
-            size += tokens**2 * ((12 if self.pos_embed == "relative" else 4) * self.depth + 32)
+        size = 16 * patches * self.embed_dim if self.pos_embed.startswith("sincos") else 0
+        if self.has_rope:
+            heads = self.num_heads if self.rope == "mixed" else 1
+            size += patches * self.attention_dim * (4 * self.depth * heads + 16)
+        if self.has_relative or self.attention_pattern != "global":
+            size += tokens**2 * ((12 if self.has_relative else 4) * self.depth + 32)
         return size
+
+    @property
+    def absolute_pos_embed(self) -> str:
+        """Which embeddings are added to the tokens: "learned", ..., or "none"."""
+        return "none" if self.pos_embed in ("relative", "rotary") else self.pos_embed.split("+")[0]
+
+    @property
+    def has_rope(self) -> bool:
+        """Whether attention rotates queries and keys."""
+        return self.pos_embed.endswith("rotary")
+
+    @property
+    def has_relative(self) -> bool:
+        """Whether attention adds a learned bias for each offset."""
+        return self.pos_embed.endswith("relative")
+
+    @property
+    def pre_norm(self) -> bool:
+        """Whether norms precede the branches of a block, as in the paper."""
+        return not self.post_norm and not self.res_post_norm
 
     @property
     def attention_dim(self) -> int:
@@ -228,7 +326,7 @@ class ViTConfig(JsonConfig):
         """Number of leading prefix tokens that have a learned position embedding."""
         if self.pos_embed_prefix is not None:
             return self.pos_embed_prefix
-        return self.class_token + self.distillation if self.pos_embed in ("learned", "learned_2d") else 0
+        return self.class_token + self.distillation if self.absolute_pos_embed.startswith("learned") else 0
 
     @property
     def stem_stride(self) -> int:
@@ -253,11 +351,6 @@ class ViTConfig(JsonConfig):
         return self.grid[0] * self.grid[1]
 
     @property
-    def resizable(self) -> bool:
-        """Whether the model can be trained on smaller images than its image_size."""
-        return self.pos_embed != "rotary"
-
-    @property
     def num_prefix(self) -> int:
         """Number of tokens in front of the patches: class, distillation, registers, in this order."""
         return self.class_token + self.distillation + self.num_registers
@@ -275,6 +368,11 @@ class ViTConfig(JsonConfig):
     def pooled_dim(self) -> int:
         """Width of the pooled vector."""
         return self.embed_dim * (2 if self.pooling == "class+average" else 1)
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the image representation, the input of the head."""
+        return self.pre_logits or self.projection_dim or self.pooled_dim
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def prepare_for_int8(
 def smooth_quant(checkpoint: Checkpoint, pixels: Tensor) -> Checkpoint:
     """Move outlier channels from the LayerNorms into the weights that follow (SmoothQuant); outputs stay the same."""
     model = checkpoint.build_model()
-    if not isinstance(model, ViT) or model.config.post_norm or checkpoint.preprocess is None:
+    if not isinstance(model, ViT) or not model.config.pre_norm or checkpoint.preprocess is None:
         return checkpoint
     linear_after = {}
     for layer in range(model.config.depth):
@@ -71,8 +71,9 @@ def smooth_quant(checkpoint: Checkpoint, pixels: Tensor) -> Checkpoint:
         weight_scale = weight.abs().amax(dim=0).clamp(min=1e-5) ** (1 - SMOOTHING_ALPHA)
         scale = largest[linear].clamp(min=1e-5) ** SMOOTHING_ALPHA / weight_scale
         tensors[f"{linear}.weight"] = weight * scale
-        tensors[f"{norm}.weight"] = tensors[f"{norm}.weight"] / scale
-        tensors[f"{norm}.bias"] = tensors[f"{norm}.bias"] / scale
+        for name in (f"{norm}.weight", f"{norm}.bias"):
+            if name in tensors:  # RMSNorm has no bias
+                tensors[name] = tensors[name] / scale
     return dataclasses.replace(checkpoint, tensors=tensors)
 
 

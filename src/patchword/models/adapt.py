@@ -24,7 +24,7 @@ WEIGHTLESS_FIELDS = {
     "pos_embed_resample",
     "local_attention_init",
 }
-ADAPTABLE_FIELDS = {"image_size", "in_channels", "num_classes", "pre_logits"}
+ADAPTABLE_FIELDS = {"image_size", "in_channels", "num_classes", "pre_logits", "projection_dim"}
 # Weights of the layer that reads the image, by kind of stem.
 INPUT_WEIGHTS = {"linear": "patch_embed.proj.weight", "resnet": "stem.conv.weight", "conv": "stem.0.weight"}
 
@@ -33,7 +33,7 @@ def adapt_state(state: State, old: ModelConfig, new: ModelConfig) -> State:
     """Adapts the state dict of a model `old` to a model `new`."""
     check_adaptable(old, new)
     state = dict(state)
-    if new.num_classes != old.num_classes:
+    if new.num_classes != old.num_classes or pre_logits_width(new) != pre_logits_width(old):
         state = replace_head(state, new)
     if new.in_channels != old.in_channels:
         adapt_input(state, old, new)
@@ -43,9 +43,12 @@ def adapt_state(state: State, old: ModelConfig, new: ModelConfig) -> State:
 
 
 def adapt_config(config: Any, **changes: Any) -> Any:
-    """Changes fields of a config; a new number of classes also removes the pre-training head, as in the paper."""
+    """Changes fields of a config; a new number of classes also removes the pre-training head, as in the paper.
+
+    CLIP's projection is removed with it, as its space is made for texts.
+    """
     if changes.get("num_classes", config.num_classes) != config.num_classes and isinstance(config, ViTConfig):
-        changes = {"pre_logits": None, **changes}
+        changes = {"pre_logits": None, "projection_dim": None, **changes}
     return config.replace(**changes)
 
 
@@ -53,10 +56,10 @@ def check_adaptable(old: ModelConfig, new: ModelConfig) -> None:
     """Raises a ConfigError if other fields differ than those that can be adapted."""
     before, after = old.to_json(), new.to_json()
     changed = [k for k in before if before[k] != after.get(k) and k not in WEIGHTLESS_FIELDS | ADAPTABLE_FIELDS]
-    if before.get("pre_logits") != after.get("pre_logits") and (
-        after["pre_logits"] is not None or before["num_classes"] == after["num_classes"]
-    ):
-        changed.append("pre_logits")  # it can only be removed, together with the head
+    for name in ("pre_logits", "projection_dim"):  # they can only be removed; the first only together with the head
+        kept_head = before["num_classes"] == after["num_classes"] and (name == "pre_logits" or before["num_classes"])
+        if before.get(name) != after.get(name) and (after[name] is not None or kept_head):
+            changed.append(name)
     if type(old) is not type(new) or changed:
         raise ConfigError(
             f"Weights cannot be adapted to another {', '.join(changed) or 'architecture'}; "
@@ -64,9 +67,14 @@ def check_adaptable(old: ModelConfig, new: ModelConfig) -> None:
         )
 
 
+def pre_logits_width(config: ModelConfig) -> int | None:
+    """Returns the width of the layer between pooling and head, if there is one."""
+    return config.pre_logits or config.projection_dim if isinstance(config, ViTConfig) else None
+
+
 def replace_head(state: State, new: ModelConfig) -> State:
     """Replaces the head by zeros for the new number of classes, and removes its hidden layer if `new` has none."""
-    hidden = new.pre_logits if isinstance(new, ViTConfig) else None
+    hidden = pre_logits_width(new)
     removed = {"head", "head_distilled"} | (set() if hidden else {"pre_logits"})
     kept = {k: v for k, v in state.items() if k.split(".")[0] not in removed}
     if not new.num_classes:
@@ -109,14 +117,14 @@ def resample_positions(state: State, old: ViTConfig, new: ViTConfig) -> State:
     """Resamples learned position embeddings to another grid; the model computes fixed ones itself."""
     mode, k = new.pos_embed_resample, old.num_positioned
     state = dict(state)
-    if old.pos_embed == "learned":
+    if old.absolute_pos_embed == "learned":
         table = state["positions.table"][0]
         patches = resample_grid(table[k:], old.grid, new.grid, mode)
         state["positions.table"] = torch.cat([table[:k], patches])[None]
-    elif old.pos_embed == "learned_2d":
+    elif old.absolute_pos_embed == "learned_2d":
         state["positions.rows"] = resample_line(state["positions.rows"], new.grid[0], mode)
         state["positions.columns"] = resample_line(state["positions.columns"], new.grid[1], mode)
-    elif old.pos_embed == "relative":
+    if old.has_relative:
         before, after = ((2 * h - 1, 2 * w - 1) for h, w in (old.grid, new.grid))
         for layer in range(old.depth):
             name = f"blocks.{layer}.attention.bias.relative"  # (H, 2h-1, 2w-1): offsets lie on a grid, too

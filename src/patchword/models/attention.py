@@ -5,14 +5,15 @@ model is `Attention` with `NoBias`; the rest is optional.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import Size, ViTConfig
-from .pos_embed import Rotary, coordinates
+from .layers import NoKeyBiasLinear, make_norm
+from .pos_embed import coordinates
+from .rope import make_rotary
 
 NEIGHBORS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
 LOCAL_INIT_CLAMP = 8  # squared distance in patches beyond which all patches start with the same bias
@@ -47,25 +48,29 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.head_dim = config.num_heads, config.attention_dim
         inner_dim = self.num_heads * self.head_dim
-        norm = partial(nn.LayerNorm, self.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity
-        self.qkv = nn.Linear(config.embed_dim, 3 * inner_dim, bias=config.qkv_bias)
-        self.q_norm, self.k_norm = norm(), norm()
-        self.rotary = Rotary(config) if config.pos_embed == "rotary" else nn.Identity()
+        linear = nn.Linear if config.key_bias else NoKeyBiasLinear
+        self.qkv = linear(config.embed_dim, 3 * inner_dim, bias=config.qkv_bias)
+        self.q_norm, self.k_norm = (make_norm(config, self.head_dim, when=config.qk_norm) for _ in range(2))
+        self.rotary = make_rotary(config)
         self.bias = make_bias(config, layer)
         self.attend = ScaledDotProductAttention(config.attention_dropout)
+        self.norm = make_norm(config, inner_dim, when=config.attention_norm)
         self.out = nn.Linear(inner_dim, config.embed_dim, bias=config.out_bias)
 
     def forward(self, x: Tensor, grid: Size | None = None) -> Tensor:  # (B, N, D) -> (B, N, D)
         """Mixes the tokens; `grid` is the rows and columns of patches, if they differ from the model's."""
-        q, k, v = self.project(x)  # (B, H, N, d) each
-        x = self.attend(q, k, v, self.bias(grid))  # (B, H, N, d)
-        return self.out(x.transpose(1, 2).flatten(2))
+        q, k, v = self.project(x, grid)  # (B, H, N, d) each
+        return self.merge_heads(self.attend(q, k, v, self.bias(grid)))
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Projects tokens to queries, keys and values: (B, N, D) -> (B, H, N, d) each."""
         b, n, _ = x.shape
         q, k, v = (t.view(b, n, self.num_heads, self.head_dim).transpose(1, 2) for t in self.split_qkv(x))
-        return self.rotary(self.q_norm(q)), self.rotary(self.k_norm(k)), v
+        return self.rotary(self.q_norm(q), grid), self.rotary(self.k_norm(k), grid), v
+
+    def merge_heads(self, x: Tensor) -> Tensor:
+        """Projects the heads' outputs to tokens: (B, H, N, d) -> (B, N, D)."""
+        return self.out(self.norm(x.transpose(1, 2).flatten(2)))
 
     def split_qkv(self, x: Tensor) -> Sequence[Tensor]:
         """Projects tokens to queries, keys and values of all heads together, (B, N, H*d) each."""
@@ -74,7 +79,7 @@ class Attention(nn.Module):
 
 def make_bias(config: ViTConfig, layer: int) -> nn.Module:
     """Makes the additive bias of a layer's attention scores."""
-    plain = config.attention_pattern == "global" and config.pos_embed != "relative"
+    plain = config.attention_pattern == "global" and not config.has_relative
     return NoBias() if plain else AttentionBias(config, layer)
 
 
@@ -102,11 +107,13 @@ class AttentionBias(nn.Module):
         visible = attention_mask(config, layer)
         mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
         self.register_buffer("mask", mask, persistent=False)
-        self.relative = None
-        if config.pos_embed == "relative":
+        self.relative = self.prefix = None
+        if config.has_relative:
             h, w = self.grid
             self.relative = nn.Parameter(torch.zeros(config.num_heads, 2 * h - 1, 2 * w - 1))
             self.register_buffer("offsets", relative_offsets(self.grid), persistent=False)
+        if config.relative_prefix:  # of the class token to patches, of patches to it, and of the class token to itself
+            self.prefix = nn.Parameter(torch.zeros(config.num_heads, 3))
 
     def forward(self, grid: Size | None = None) -> Tensor:
         """Returns the bias for the model's grid, or for a smaller one, the top left corner of it."""
@@ -118,8 +125,14 @@ class AttentionBias(nn.Module):
             mask, patches = mask[tokens][:, tokens], corner
         if self.relative is None:
             return mask
-        between_patches = self.relative.flatten(1)[:, self.offsets[patches][:, patches]]  # (H, N, N)
-        return mask + F.pad(between_patches, (k, 0, k, 0))
+        bias = self.relative.flatten(1)[:, self.offsets[patches][:, patches]]  # (H, N, N)
+        if self.prefix is None:
+            return mask + F.pad(bias, (k, 0, k, 0))
+        to_patches, to_prefix, to_itself = self.prefix[:, None].unbind(-1)  # (H, 1) each
+        n = bias.shape[-1]
+        first = torch.cat([to_itself, to_patches.expand(-1, n)], dim=1)[:, None]  # (H, 1, 1 + N)
+        rest = torch.cat([to_prefix[..., None].expand(-1, n, -1), bias], dim=2)  # (H, N, 1 + N)
+        return mask + torch.cat([first, rest], dim=1)
 
     def local_init(self, sharpness: float) -> Tensor:
         """Returns initial relative positions (H, 2h-1, 2w-1): each head attends to one patch of its 3x3 neighborhood.

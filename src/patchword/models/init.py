@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from .attention import Attention, AttentionBias
+from .rope import MixedRotary
 
 if TYPE_CHECKING:
     from .vit import ViT
@@ -20,7 +21,7 @@ def init_weights(model: "ViT") -> None:
     if model.patch_embed.proj.weight.is_meta:
         return  # only names and shapes matter; random numbers on the meta device import slowly
     for name, parameter in model.named_parameters():
-        if name.startswith(("positions.", "registers")) or name.endswith(".relative"):
+        if name.startswith(("positions.", "registers")) or name.endswith((".relative", ".bias.prefix")):
             nn.init.normal_(parameter, std=0.02)
         elif name == "pool.probe":
             nn.init.normal_(parameter, std=model.config.embed_dim**-0.5)
@@ -34,9 +35,12 @@ def init_weights(model: "ViT") -> None:
             init_qkv(module.qkv)
         elif isinstance(module, AttentionBias) and module.relative is not None and model.config.local_attention_init:
             module.relative.copy_(module.local_init(model.config.local_attention_init))
+        elif isinstance(module, MixedRotary):
+            module.reset()
     projection = model.patch_embed.proj
     nn.init.trunc_normal_(projection.weight, std=projection.in_features**-0.5)
-    nn.init.zeros_(projection.bias)
+    if projection.bias is not None:
+        nn.init.zeros_(projection.bias)
     for name, module in model.named_children():
         if name.startswith("head") and isinstance(module, nn.Linear):
             nn.init.zeros_(module.weight)

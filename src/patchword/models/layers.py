@@ -1,13 +1,29 @@
-"""Small layers that the paper's model does not use: dropouts, LayerScale, SwiGLU."""
+"""Small layers: norms and activations, and what the paper's model does not use (dropouts, LayerScale, SwiGLU, ...)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..config import ViTConfig
+from ..config import Size, ViTConfig
 from ..errors import ConfigError
+
+
+def make_norm(config: ViTConfig, dim: int | None = None, *, when: bool = True) -> nn.Module:
+    """Makes the norm that the config names, of width `dim` (by default that of the tokens); else the identity."""
+    if not when:
+        return nn.Identity()
+    kind = nn.LayerNorm if config.norm_layer == "layer_norm" else nn.RMSNorm
+    return kind(dim or config.embed_dim, eps=config.norm_eps)
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Applies the activation of an MLP: exact GELU, its tanh approximation, or CLIP's quick GELU."""
+    if activation == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class Branch(nn.Module):
@@ -36,14 +52,58 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim)
-        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
+        self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim, bias=config.mlp_bias)
+        self.norm = make_norm(config, config.mlp_dim, when=config.mlp_norm)
+        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim, bias=config.mlp_bias)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
         """fc2(silu(gate) * value)."""
         gate, value = self.fc1(x).chunk(2, dim=-1)
-        return self.fc2(self.drop(F.silu(gate) * value))
+        return self.fc2(self.norm(self.drop(F.silu(gate) * value)))
+
+
+class NoKeyBiasLinear(nn.Linear):
+    """The projection to queries, keys and values of BEiT, EVA and DINOv3, whose keys have no bias.
+
+    That third of the bias is zero and gets no gradient, so everything that works on a plain layer works on this one.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, 3*H*d)
+        """With gradients, the keys' third of the bias is masked."""
+        if not torch.is_grad_enabled():
+            return super().forward(x)
+        queries, keys, values = self.bias.chunk(3)
+        return F.linear(x, self.weight, torch.cat([queries, torch.zeros_like(keys), values]))
+
+
+class NormOrder(nn.Module):
+    """Another order of a block's layers than the paper's; `vit.Block` has the layers."""
+
+    norm1: Any
+    norm2: Any
+    attention: Any
+    mlp: Any
+    add1: Any
+    add2: Any
+
+
+class PostNorm(NormOrder):
+    """The order of the original Transformer (Vaswani et al., 2017), for comparison: norms follow the sums."""
+
+    def forward(self, z: Tensor, grid: Size | None = None) -> Tensor:
+        """Computes z' = LN(MSA(z) + z), then LN(MLP(z') + z')."""
+        z = self.norm1(z + self.add1(self.attention(z, grid)))
+        return self.norm2(z + self.add2(self.mlp(z)))
+
+
+class ResidualPostNorm(NormOrder):
+    """The order of Swin v2 and of timm's "rpn" models: norms follow the branches, inside the residual sums."""
+
+    def forward(self, z: Tensor, grid: Size | None = None) -> Tensor:
+        """Computes z' = LN(MSA(z)) + z, then LN(MLP(z')) + z'."""
+        z = z + self.add1(self.norm1(self.attention(z, grid)))
+        return z + self.add2(self.norm2(self.mlp(z)))
 
 
 def patch_dropout_indices(patches: Tensor, rate: float) -> Tensor:
@@ -68,5 +128,5 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether calling the module does nothing but a matmul with its weights."""
-    return type(module) is nn.Linear and not has_hooks(module)
+    """Whether calling the module without gradients does nothing but a matmul with its weights and adding its bias."""
+    return type(module) in (nn.Linear, NoKeyBiasLinear) and not has_hooks(module)

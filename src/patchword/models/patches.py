@@ -51,7 +51,7 @@ def check_images(images: Tensor, config: ViTConfig, *, smaller: bool = False) ->
 
 def fits_inside(images: Tensor, config: ViTConfig) -> bool:
     """Whether training may use images of this smaller size: position embeddings are interpolated to it."""
-    if images.ndim != 4 or images.shape[1] != config.in_channels or not config.resizable:
+    if images.ndim != 4 or images.shape[1] != config.in_channels:
         return False
     sides = zip(images.shape[-2:], config.image_size, config.stride, strict=True)
     return all(n <= own and n % stride == 0 for n, own, stride in sides)

@@ -1,11 +1,11 @@
-"""Pooling of the tokens to one vector: class token, average of the patches, both, or attention pooling (MAP)."""
+"""Pooling of the tokens to one vector: class token, average of the patches, both, or attention; and what follows it."""
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..config import ViTConfig
 from .attention import ScaledDotProductAttention
+from .layers import activate, make_norm
 
 
 class ClassPool(nn.Module):
@@ -42,20 +42,21 @@ class AttentionPool(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         dim = config.embed_dim
-        self.num_prefix, self.num_heads = config.num_prefix, config.num_heads
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.num_skipped = 0 if config.pool_prefix else config.num_prefix
+        self.num_heads = config.pool_heads or config.num_heads
+        self.activation = config.activation
         self.probe = nn.Parameter(torch.zeros(1, 1, dim))
-        self.q = nn.Linear(dim, dim)
+        self.q: nn.Module = nn.Linear(dim, dim)
         self.kv = nn.Linear(dim, 2 * dim)
         self.attend = ScaledDotProductAttention()
         self.out = nn.Linear(dim, dim)
-        self.norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.norm = make_norm(config)
         self.fc1 = nn.Linear(dim, config.mlp_dim)
         self.fc2 = nn.Linear(config.mlp_dim, dim)
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The probe's queries (B, H, 1, d), and keys and values of the patches (B, H, N, d)."""
-        patches = tokens[:, self.num_prefix :]
+        patches = tokens[:, self.num_skipped :]
         b, n, dim = patches.shape
         q = self.q(self.probe).view(1, 1, self.num_heads, -1).transpose(1, 2).expand(b, -1, -1, -1)
         k, v = self.kv(patches).view(b, n, 2, self.num_heads, dim // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
@@ -65,12 +66,49 @@ class AttentionPool(nn.Module):
         """`bias` is added to the scores of the patches."""
         x = self.attend(*self.project(tokens), bias)
         x = self.out(x.transpose(1, 2).flatten(2))[:, 0]
-        return x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate=self.approximate))
+        return x + self.fc2(activate(self.fc1(self.norm(x)), self.activation))
+
+
+class QueryPool(AttentionPool):
+    """A learned query attends to the patch tokens: AIMv2's pooling, without a projection of the query or an MLP."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        nn.Module.__init__(self)
+        dim = config.embed_dim
+        self.num_skipped = 0 if config.pool_prefix else config.num_prefix
+        self.num_heads = config.pool_heads or config.num_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, dim))
+        self.q = nn.Identity()
+        self.kv = nn.Linear(dim, 2 * dim, bias=config.qkv_bias)
+        self.attend = ScaledDotProductAttention()
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Tensor, bias: Tensor | None = None) -> Tensor:  # (B, N, D) -> (B, D)
+        """`bias` is added to the scores of the patches."""
+        x = self.attend(*self.project(tokens), bias)
+        return self.out(x.transpose(1, 2).flatten(2))[:, 0]
 
 
 def make_pool(config: ViTConfig) -> nn.Module:
     """Makes the pooling that the config names."""
     if config.pooling == "class":
         return ClassPool()
-    kinds = {"average": AveragePool, "class+average": ClassAveragePool, "attention": AttentionPool}
+    kinds = {"average": AveragePool, "class+average": ClassAveragePool, "attention": AttentionPool, "query": QueryPool}
     return kinds[config.pooling](config)
+
+
+class TanhLinear(nn.Linear):
+    """A linear layer with a tanh, the hidden layer of the paper's pre-training head."""
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, D) -> (B, pre_logits)
+        """tanh(W x + b)."""
+        return torch.tanh(super().forward(x))
+
+
+def make_pre_logits(config: ViTConfig) -> nn.Module:
+    """Makes what follows pooling: the pre-training head's hidden layer, CLIP's projection, or nothing."""
+    if config.pre_logits:
+        return TanhLinear(config.pooled_dim, config.pre_logits)
+    if config.projection_dim:
+        return nn.Linear(config.pooled_dim, config.projection_dim, bias=False)
+    return nn.Identity()

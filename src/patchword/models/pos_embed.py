@@ -1,4 +1,6 @@
-"""Position embeddings: learned 1-D (the paper), learned 2-D, sin-cos, rotary, none. Relative ones: attention.py.
+"""Position embeddings that are added to tokens: learned 1-D (the paper), learned 2-D, sin-cos, none.
+
+Relative positions are in attention.py, rotary ones in rope.py.
 
 Also resamples them to another grid, by the rule of the project that trained the weights.
 """
@@ -71,23 +73,23 @@ class Learned2DPosEmbed(PosEmbed):
 
 
 class SinCosPosEmbed(PosEmbed):
-    """Fixed sine and cosine of column and row, as in MoCo v3, big_vision and SimpleViT."""
+    """Fixed sine and cosine of column and row, as in MoCo v3, big_vision and SimpleViT, or as in MAE and AIMv2."""
 
     table: Tensor
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.register_buffer("table", sincos_2d(config.grid, config.embed_dim)[None], persistent=False)
+        steps = config.embed_dim // 4 - (config.pos_embed == "sincos")  # MAE and AIMv2 stop short of the last frequency
+        self.register_buffer("table", sincos_2d(config.grid, config.embed_dim, steps)[None], persistent=False)
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
         """See `PosEmbed.tables`."""
         return None, self.table
 
 
-def sincos_2d(grid: Size, dim: int, temperature: float = 10_000.0) -> Tensor:
-    """(N, D): [sin x, cos x, sin y, cos y] at D/4 frequencies from 1 down to 1/temperature."""
-    quarter = dim // 4
-    omega = temperature ** -(torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+def sincos_2d(grid: Size, dim: int, steps: int, temperature: float = 10_000.0) -> Tensor:
+    """(N, D): [sin x, cos x, sin y, cos y] at D/4 frequencies, which reach 1/temperature after `steps`."""
+    omega = temperature ** -(torch.arange(dim // 4, dtype=torch.float64) / steps)
     y, x = (g.flatten()[:, None] * omega for g in coordinates(grid))
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float()
 
@@ -99,37 +101,10 @@ def coordinates(grid: Size) -> tuple[Tensor, Tensor]:
     return y, x
 
 
-class Rotary(nn.Module):
-    """Rotates queries and keys by angles that grow with row and column, so that scores depend on offsets only (RoPE).
-
-    Half of a head's pairs rotate with the row, half with the column; prefix tokens are not rotated.
-    """
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, config: ViTConfig, temperature: float = 100.0) -> None:
-        super().__init__()
-        self.num_prefix = config.num_prefix
-        quarter = config.attention_dim // 4
-        omega = temperature ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
-        y, x = (g.flatten()[:, None] * omega for g in coordinates(config.grid))
-        angles = torch.cat([y, x], dim=1)  # (N, d/2)
-        self.register_buffer("cos", angles.cos().float(), persistent=False)
-        self.register_buffer("sin", angles.sin().float(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:  # (B, H, N, d)
-        """Rotates the patches of every head."""
-        prefix, patches = x[:, :, : self.num_prefix], x[:, :, self.num_prefix :]
-        a, b = patches.chunk(2, dim=-1)
-        rotated = torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], dim=-1)
-        return torch.cat([prefix, rotated], dim=2)
-
-
 def make_pos_embed(config: ViTConfig) -> PosEmbed:
     """Makes the position embedding that the config names; relative and rotary positions are part of attention."""
-    kinds = {"learned": LearnedPosEmbed, "learned_2d": Learned2DPosEmbed, "sincos": SinCosPosEmbed}
-    return kinds.get(config.pos_embed, PosEmbed)(config)
+    kinds = {"learned": LearnedPosEmbed, "learned_2d": Learned2DPosEmbed, "none": PosEmbed}
+    return kinds.get(config.absolute_pos_embed, SinCosPosEmbed)(config)
 
 
 def resample_grid(table: Tensor, old: Size, new: Size, mode: Resample) -> Tensor:
@@ -146,6 +121,8 @@ def resample_grid(table: Tensor, old: Size, new: Size, mode: Resample) -> Tensor
     elif mode == "dinov2":  # a scale factor with an offset, which shifts every sample slightly
         scale = ((new[0] + 0.1) / old[0], (new[1] + 0.1) / old[1])
         x = F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False)
+    elif mode == "siglip2":  # SigLIP 2 with variable aspect ratio (NaFlex)
+        x = F.interpolate(x, new, mode="bilinear", align_corners=False, antialias=True)
     else:  # timm, and DINOv2's and transformers' models with registers
         x = F.interpolate(x, new, mode="bicubic", align_corners=False, antialias=True)
     return x.permute(0, 2, 3, 1).reshape(new[0] * new[1], -1).to(table.dtype)

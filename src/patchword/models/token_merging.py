@@ -42,7 +42,7 @@ def reduce_tokens(model: nn.Module, merged: Sequence[int] = ()) -> nn.Module:
 def num_read_tokens(model: ViT) -> int:
     """Returns how many leading tokens of the last block the head reads, if they can be computed alone; 0 means all."""
     config = model.config
-    alone = config.depth and not config.post_norm and config.pos_embed not in ("rotary", "relative")
+    alone = config.depth and config.pre_norm and not config.has_rope and not config.has_relative
     if config.pooling != "class" or not alone or config.attention_pattern != "global":
         return 0
     return 2 if config.distillation else 1
@@ -74,13 +74,14 @@ class TokenMergingViT(nn.Module):
     def check_merging(self) -> None:
         """Raises a ConfigError for a model whose tokens cannot be merged."""
         config = self.config
-        if config.pos_embed in ("rotary", "relative") or config.attention_pattern != "global":
+        if config.has_rope or config.has_relative or config.attention_pattern != "global":
             raise ConfigError(
                 f"Token merging needs global attention without relative or rotary positions, not "
                 f"{config.attention_pattern} attention with pos_embed {config.pos_embed!r}."
             )
-        if config.post_norm:
-            raise ConfigError("Token merging needs pre-norm blocks, but model.post_norm is true.")
+        if not config.pre_norm:
+            field = "post_norm" if config.post_norm else "res_post_norm"
+            raise ConfigError(f"Token merging needs pre-norm blocks, but model.{field} is true.")
         if len(self.merged) != config.depth or any(count < 0 for count in self.merged):
             raise ConfigError(
                 f"merged must have {config.depth} numbers of at least 0, one per block, not {self.merged}."
@@ -112,10 +113,8 @@ class TokenMergingViT(nn.Module):
         elif pooling == "class+average":
             x = torch.cat([tokens[:, 0], mean], dim=1)
         else:
-            x = model.pool(tokens, size_bias(weights))
-        if self.config.norm_after_pool:
-            x = model.norm(x)
-        return x if model.pre_logits is None else torch.tanh(model.pre_logits(x))
+            x = model.pool(tokens, size_bias(sizes if self.config.pool_prefix else weights))
+        return model.pre_logits(model.norm(x) if self.config.norm_after_pool else x)
 
 
 def merging_block(
@@ -152,8 +151,7 @@ def last_block(block: Block, x: Tensor, sizes: Tensor | None, num_read: int) -> 
 
 def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor, sizes: Tensor | None) -> Tensor:
     """Computes attention with merged tokens for these queries: (B, n, D)."""
-    x = attention.attend(q, k, v, None if sizes is None else size_bias(sizes))
-    return attention.out(x.transpose(1, 2).flatten(2))
+    return attention.merge_heads(attention.attend(q, k, v, None if sizes is None else size_bias(sizes)))
 
 
 def size_bias(sizes: Tensor) -> Tensor:

@@ -14,16 +14,15 @@ K classes.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..config import Size, ViTConfig
 from ..errors import ConfigError
 from .attention import Attention
 from .init import init_weights
-from .layers import Branch, SwiGLU, patch_dropout_indices
+from .layers import Branch, PostNorm, ResidualPostNorm, SwiGLU, activate, make_norm, patch_dropout_indices
 from .patches import check_images, patch_grid
-from .pooling import make_pool
+from .pooling import make_pool, make_pre_logits
 from .pos_embed import make_pos_embed
 from .stems import make_stem
 
@@ -54,10 +53,9 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         patch_dim = config.map_channels * config.patch_size[0] * config.patch_size[1]
-        eps = config.norm_eps
-        self.norm_in = nn.LayerNorm(patch_dim, eps=eps) if config.patch_norm else nn.Identity()
-        self.proj = nn.Linear(patch_dim, config.embed_dim)
-        self.norm_out = nn.LayerNorm(config.embed_dim, eps=eps) if config.patch_norm else nn.Identity()
+        self.norm_in = make_norm(config, patch_dim, when=config.patch_norm)
+        self.proj = nn.Linear(patch_dim, config.embed_dim, bias=config.patch_bias)
+        self.norm_out = make_norm(config, when=config.patch_norm or config.norm_embed)
 
     def forward(self, patches: Tensor) -> Tensor:  # (B, N, C*P*P) -> (B, N, D)
         """Embeds flattened patches."""
@@ -69,14 +67,15 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
-        self.fc1 = nn.Linear(config.embed_dim, config.mlp_dim)
-        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
+        self.activation = config.activation
+        self.fc1 = nn.Linear(config.embed_dim, config.mlp_dim, bias=config.mlp_bias)
+        self.norm = make_norm(config, config.mlp_dim, when=config.mlp_norm)
+        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim, bias=config.mlp_bias)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
         """Transforms each token by itself."""
-        return self.fc2(self.drop(F.gelu(self.fc1(x), approximate=self.approximate)))
+        return self.fc2(self.norm(self.drop(activate(self.fc1(x), self.activation))))
 
 
 class Block(nn.Module):
@@ -84,10 +83,10 @@ class Block(nn.Module):
 
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
+        self.norm1 = make_norm(config)
         self.attention = Attention(config, layer)
         self.add1 = Branch(config, layer)  # dropout, LayerScale, drop path: the identity by default
-        self.norm2 = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
+        self.norm2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.activation == "swiglu" else MLP(config)
         self.add2 = Branch(config, layer)
 
@@ -97,13 +96,12 @@ class Block(nn.Module):
         return z + self.add2(self.mlp(self.norm2(z)))  # (3)
 
 
-class PostNormBlock(Block):
-    """The block of the original Transformer (Vaswani et al., 2017), for comparison: norms follow the sums."""
+class PostNormBlock(PostNorm, Block):
+    """A block whose norms follow the residual sums."""
 
-    def forward(self, z: Tensor, grid: Size | None = None) -> Tensor:
-        """Computes z' = LN(MSA(z) + z), then LN(MLP(z') + z')."""
-        z = self.norm1(z + self.add1(self.attention(z, grid)))
-        return self.norm2(z + self.add2(self.mlp(z)))
+
+class ResidualPostNormBlock(ResidualPostNorm, Block):
+    """A block whose norms follow the branches."""
 
 
 class ViT(nn.Module):
@@ -123,19 +121,20 @@ class ViT(nn.Module):
             raise ConfigError("A model with a distillation token is a DistilledViT: use build_model(config).")
         self.config = config
         dim, block = config.embed_dim, PostNormBlock if config.post_norm else Block
+        block = ResidualPostNormBlock if config.res_post_norm else block
         self.stem = make_stem(config)  # the identity; a ResNet in hybrids
         self.patch_embed = PatchEmbed(config)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.num_registers, dim)) if config.num_registers else None
         self.positions = make_pos_embed(config)
         self.drop = nn.Dropout(config.dropout)
+        self.norm_pre = make_norm(config, when=config.norm_pre)
         self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.depth))
         norm_dim = config.pooled_dim if config.norm_after_pool else dim
-        self.norm = nn.Identity() if config.post_norm else nn.LayerNorm(norm_dim, eps=config.norm_eps)
+        self.norm = make_norm(config, norm_dim, when=config.final_norm and not config.post_norm)
         self.pool = make_pool(config)  # z_L^0, the class token: tokens[:, 0]
-        self.pre_logits = nn.Linear(config.pooled_dim, config.pre_logits) if config.pre_logits else None
-        head_in = config.pre_logits or config.pooled_dim
-        self.head = nn.Linear(head_in, config.num_classes) if config.num_classes else nn.Identity()
+        self.pre_logits = make_pre_logits(config)  # the identity; a tanh layer in the paper's pre-training
+        self.head = nn.Linear(config.feature_dim, config.num_classes) if config.num_classes else nn.Identity()
         if init:
             init_weights(self)
 
@@ -164,7 +163,8 @@ class ViT(nn.Module):
         rate = self.config.patch_dropout if self.training else 0.0
         keep = patch_dropout_indices(x, rate) if rate else None
         grid = patch_grid(images, self.config)
-        return self.drop(self.positions(x, self.prefix_tokens(x.shape[0]), grid, keep))  # [x_class; x_p E] + E_pos
+        x = self.positions(x, self.prefix_tokens(x.shape[0]), grid, keep)  # [x_class; x_p E] + E_pos
+        return self.norm_pre(self.drop(x))
 
     def patchify(self, images: Tensor) -> Tensor:
         """Returns x_p, the flattened patches `(B, N, C*P*P)` of images; flattened patches are returned unchanged."""
@@ -182,9 +182,7 @@ class ViT(nn.Module):
     def forward_pool(self, tokens: Tensor) -> Tensor:
         """Pools tokens (B, N, D) to the image representation (B, D), by default the class token.
 
-        A model with `pre_logits` (the paper's pre-training head) applies a tanh layer to it.
+        A model with `pre_logits` (the paper's pre-training head) or a projection (CLIP) applies it, too.
         """
         y = self.pool(tokens)
-        if self.config.norm_after_pool:
-            y = self.norm(y)
-        return y if self.pre_logits is None else torch.tanh(self.pre_logits(y))
+        return self.pre_logits(self.norm(y) if self.config.norm_after_pool else y)

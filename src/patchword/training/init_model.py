@@ -60,8 +60,6 @@ def first_phase_size(config: Config) -> Size | None:
     model = config.model
     if config.progressive_resize.scale == 1 or config.progressive_resize.fraction == 0:
         return None
-    if isinstance(model, ViTConfig) and not model.resizable:
-        raise ConfigError("progressive_resize does not work with rotary positions, which are made for one image size.")
     stride = model.stride if isinstance(model, ViTConfig) else (1, 1)
     height, width = (
         max(1, round(n * config.progressive_resize.scale / s)) * s
