@@ -3,7 +3,9 @@
 PatchwordError             patchword_error
 ├── ConfigError            invalid_config       a model, a run or a request that cannot be built as written
 ├── CheckpointError        invalid_checkpoint   weights that cannot be read, or do not fit the model
-│   └── ConversionError    conversion_failed    a model that the target format cannot hold
+│   ├── ConversionError    conversion_failed    a model that the target format cannot hold
+│   └── UnknownArchitectureError
+│                          architecture_unknown weights whose file does not say how the model computes
 ├── ExportError            export_failed        an exported model whose outputs differ from the original's
 ├── DataError              invalid_data         a dataset that cannot be used
 │   ├── ImageError         unreadable_image     one image that cannot be decoded
@@ -68,6 +70,20 @@ class ConversionError(CheckpointError):
     """Raised when the target format of a conversion cannot store the model."""
 
     code = "conversion_failed"
+
+
+class UnknownArchitectureError(CheckpointError):
+    """Raised when reading a checkpoint would be a guess: neither its tensors nor its files say how the model computes.
+
+    Attributes:
+        missing (tuple[str, ...]): The fields of the config that the caller must give.
+    """
+
+    code = "architecture_unknown"
+
+    def __init__(self, message: str = "", *, code: str | None = None, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message, code=code)
+        self.missing = missing
 
 
 class ExportError(PatchwordError):

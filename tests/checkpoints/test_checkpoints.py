@@ -20,7 +20,8 @@ from patchword.data.preprocess import HALF, IMAGENET_MEAN, Preprocess
 from patchword.errors import CheckpointError, ConfigError, ConversionError, OutputError
 from patchword.models import build_model
 
-SUFFIX = {"google": ".npz", "big_vision": ".npz", "torchvision": ".pth", "deit": ".pth", "dinov2": ".pth"}
+SUFFIX = {"google": ".npz", "big_vision": ".npz"}
+SUFFIX |= dict.fromkeys(("torchvision", "deit", "dinov2", "dinov3", "mae"), ".pth")
 
 
 def rewrite(source: Path, target: Path, change: dict[str, Tensor | None]) -> Path:
@@ -102,15 +103,23 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
 
 # Every format
 
+NO_HEAD: dict[str, Any] = {"num_classes": 0, "labels": None}
+# Models for the formats that cannot store the plain one.
+OWN_MODELS: dict[str, dict[str, Any]] = {
+    "dinov2": {**NO_HEAD, "layer_scale": 1.0},
+    "dinov3": {**NO_HEAD, "layer_scale": 1.0, "pos_embed": "rotary", "rope": "dinov3", "norm_eps": 1e-5},
+    "mae": {"pooling": "average", "norm_after_pool": True},
+}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", WRITABLE)
 def test_every_format_round_trip(family: str, tmp_path: Path) -> None:
-    changes = {"num_classes": 0, "layer_scale": 1.0, "labels": None} if family == "dinov2" else {}
-    before = make_checkpoint(**changes)
+    before = make_checkpoint(**OWN_MODELS.get(family, {}))
     out = tmp_path / ("model" + SUFFIX.get(family, ""))
     write_checkpoint(out, before, family)
-    overrides = {"num_heads": 3, "activation": "gelu", "norm_eps": 1e-6}
+    overrides: dict[str, Any] = {"num_heads": 3, "activation": "gelu", "norm_eps": before.config.norm_eps}
+    overrides |= {"image_size": 32} if family == "dinov3" else {}
     after = read_checkpoint(out, **overrides)
     assert after.family == family
     images = torch.randn(2, 3, 32, 32)
@@ -292,14 +301,14 @@ def test_output_name_must_fit_the_format(tmp_path: Path) -> None:
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "good.safetensors", make_checkpoint(), "timm")
-    change = {"blocks.1.norm2.bias": None, "norm_pre.weight": torch.ones(48), "head.bias": torch.ones(5)}
+    change = {"blocks.1.norm2.bias": None, "norm_post.weight": torch.ones(48), "head.bias": torch.ones(5)}
     bad = rewrite(tmp_path / "good.safetensors", tmp_path / "bad.safetensors", change)
     with pytest.raises(CheckpointError) as error:
         read_checkpoint(bad, num_heads=3)
     for pattern in (
         r"bad\.safetensors \(timm\)",
         r"missing: blocks\.1\.norm2\.bias",
-        r"unexpected: norm_pre\.weight",
+        r"unexpected: norm_post\.weight",
         r"head\.bias .*\(5,\).*\(4,\)",
     ):
         assert re.search(pattern, str(error.value))

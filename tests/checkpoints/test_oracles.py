@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from patchword.checkpoints import read_checkpoint, write_checkpoint
 from patchword.config import ResNetConfig
+from patchword.errors import UnknownArchitectureError
 from patchword.models import ResNet, build_model
 
 TOLERANCE = 3e-5
@@ -133,8 +134,10 @@ def test_vit_pytorch_to_ours(kind: str, tmp_path: Path) -> None:
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
-    overrides = {} if kind == "wide heads" else {"num_heads": 3}  # heads of width 64 are vit-pytorch's default
-    overrides |= {"image_size": 32} if kind == "simple" else {}
+    heads = {"head_dim": 64} if kind == "wide heads" else {"num_heads": 3}
+    with pytest.raises(UnknownArchitectureError, match="num_heads"):  # dim_head=64 is a default, not in the file
+        read_checkpoint(tmp_path / "model.pt")
+    overrides = {**heads, **({"image_size": 32} if kind == "simple" else {})}
     ours = read_checkpoint(tmp_path / "model.pt", **overrides).build_model()
     images, tokens = torch.randn(2, 3, 32, 32), []
     theirs.transformer.register_forward_hook(lambda m, i, o: tokens.append(o))

@@ -9,18 +9,18 @@ import torch
 from ..config import ViTConfig
 from ..core.io import atomic_output, write_json
 from ..data.preprocess import HALF, Preprocess
-from ..errors import CheckpointError, ConversionError, Note
+from ..errors import CheckpointError, ConversionError, Note, UnknownArchitectureError
 from .checkpoint import Checkpoint, move_prefix_positions
 from .detect_format import FAMILIES, read_foreign
-from .family import NUM_HEADS_BY_WIDTH, Family, Fields, Tensors
+from .family import NUM_HEADS_BY_WIDTH, Family, Fields, Tensors, format_flag
 from .mapping import to_foreign
 from .tensor_files import MODEL_FILES, TENSOR_SUFFIXES, write_tensors
 
-WRITABLE = tuple(f.name for f in FAMILIES if f.writable)
+WRITABLE = tuple(dict.fromkeys(f.name for f in FAMILIES if f.writable))
 # Fields that do not affect the weights, so a format need not store them.
 NOT_STORED = {"pos_embed_resample", "dropout", "drop_path", "patch_dropout", "grad_checkpointing", "window_size"}
 # Fields for which a format may imply another value: it stores the weights, but outputs differ slightly.
-NUMERIC = {"activation", "norm_eps", "weight_standardization"}
+NUMERIC = {"norm_eps", "weight_standardization"}
 
 
 def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bool = False) -> list[Note]:
@@ -29,38 +29,41 @@ def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bo
     Raises:
         ConversionError: The format does not exist, or cannot store this model.
     """
-    family = next((f for f in FAMILIES if f.name == name and f.writable), None)
-    if family is None:
+    if name not in WRITABLE:
         raise ConversionError(f"There is no format {name!r} to write. Supported: patchword, {', '.join(WRITABLE)}.")
     if not isinstance(checkpoint.config, ViTConfig):
         raise ConversionError(f"The {name} format stores Vision Transformers, not ResNets.")
+    quirks = checkpoint.quirks if checkpoint.family == name else {}
+    family = select_family(name, checkpoint.config, quirks)
     check_suffix(out, family)
-    check_supported(checkpoint.config, family)
     tensors, config = move_prefix_positions(
         checkpoint.tensors, checkpoint.config, family.num_positioned_tokens(checkpoint.config)
     )
-    quirks = checkpoint.quirks if checkpoint.family == name else {}
     try:
         theirs = to_foreign(tensors, config, family.tensor_map(config), name)
-        theirs |= {family.passthrough[n]: t for n, t in checkpoint.extras.items() if n in family.passthrough}
-        theirs = family.denormalize(theirs, quirks)
-        sidecars = family.sidecars(config, checkpoint.labels, preprocess_fields(checkpoint))
+        theirs = family.denormalize(family.join_extras(theirs, checkpoint.extras, config), config, quirks)
+        sidecars = family.sidecars(config, checkpoint.labels, preprocess_fields(checkpoint), quirks)
     except KeyError as error:
         raise ConversionError(f"The {name} format cannot store {error}.") from None
     with atomic_output(out, overwrite=overwrite, replaceable=MODEL_FILES) as temporary:
-        write_files(temporary, theirs, sidecars, wrapped=name == "deit" and not quirks.get("bare"))
+        write_files(temporary, theirs, sidecars, wrapped=family.wraps(quirks))
         return verify_written(temporary, out, family, replace(checkpoint, tensors=tensors, config=config))
 
 
-def check_supported(config: ViTConfig, family: Family) -> None:
-    """Raise a ConversionError for config values that the format cannot store."""
-    unsupported = [
-        f"{name}={getattr(config, name)!r} (only {' or '.join(map(repr, allowed))})"
-        for name, allowed in family.supported.items()
-        if getattr(config, name) not in allowed
-    ]
-    if unsupported:
-        raise ConversionError(f"The {family.name} format cannot store a model with {', '.join(unsupported)}.")
+def select_family(name: str, config: ViTConfig, quirks: Fields) -> Family:
+    """Return the family of this name that can store a model, first the variant that it was read from.
+
+    Raises:
+        ConversionError: None of the families of this name can store the model.
+    """
+    families = [f for f in FAMILIES if f.name == name and f.writable]
+    families.sort(key=lambda family: family.variant != quirks.get("variant", ""))
+    problems = [family.unsupported(config) for family in families]
+    for family, unsupported in zip(families, problems, strict=True):
+        if not unsupported:
+            return family
+    fewest = min(problems, key=len)
+    raise ConversionError(f"The {name} format cannot store a model with {', '.join(fewest)}.")
 
 
 def check_suffix(out: Path, family: Family) -> None:
@@ -84,18 +87,14 @@ def verify_written(path: Path, out: Path, family: Family, written: Checkpoint) -
     config = written.config
     assert isinstance(config, ViTConfig)
     is_bare = path.is_file()
-    hints: Fields = {"num_heads": config.num_heads, "head_dim": config.attention_dim} if is_bare else {}
-    size: Fields = {"image_size": config.image_size}
-    again, problem = try_read(path, hints)
-    unsized = again is None or again.config.image_size != config.image_size
-    if unsized:  # perhaps only because the file does not store the image size
-        again, problem = try_read(path, hints | size)
+    heads: Fields = {"num_heads": config.num_heads, "head_dim": config.attention_dim} if is_bare else {}
+    again, hints, problem = read_with_hints(path, config, heads)
     if again is None:
         reason = str(problem).replace(str(path), out.name)
         raise ConversionError(f"The {family.name} format cannot store this model: {reason}")
     before, after = comparable_fields(config), comparable_fields(again.config)
     changed = [k for k in before if before[k] != after.get(k)]
-    wrong = [f"{k}={before[k]!r}" for k in changed if k not in NUMERIC or before[k] == "swiglu"]
+    wrong = [f"{k}={before[k]!r}" for k in changed if not is_close(k, before[k], after.get(k))]
     ours, theirs = written.tensors, again.tensors
     same = ours.keys() == theirs.keys() and all(torch.equal(t, theirs[n]) for n, t in ours.items())
     if again.family != family.name or wrong or not same:
@@ -108,8 +107,15 @@ def verify_written(path: Path, out: Path, family: Family, written: Checkpoint) -
     ]
     notes = [Note(text, "numerics_differ") for text in texts]
     if is_bare:
-        return notes + required_flags(family, written, again, [*changed, *(size if unsized else ())])
+        return notes + required_flags(family, written, again, [*changed, *hints])
     return notes + unstored_metadata(family, written, again)
+
+
+def is_close(name: str, before: Any, after: Any) -> bool:
+    """Whether outputs differ only slightly with another value of a field."""
+    if name == "activation":
+        return {before, after} == {"gelu", "gelu_tanh"}
+    return name in NUMERIC or (name == "rope_periods" and not after)  # bfloat16 periods, recomputed in float32
 
 
 def unstored_metadata(family: Family, written: Checkpoint, again: Checkpoint) -> list[Note]:
@@ -135,6 +141,25 @@ def preprocess_key(preprocess: Preprocess) -> tuple[Any, ...]:
     return preprocess.size, preprocess.resize, preprocess.resize_size, preprocess.interpolation, *rounded
 
 
+def read_with_hints(
+    path: Path, config: ViTConfig, hints: Fields
+) -> tuple[Checkpoint | None, list[str], CheckpointError | None]:
+    """Read a checkpoint, given no more of the config than its reader asks for.
+
+    Returns:
+        The checkpoint or None, the fields that it was given in addition to `hints`, and the last error.
+    """
+    added: list[str] = []
+    while True:
+        again, problem = try_read(path, hints | {name: getattr(config, name) for name in added})
+        if isinstance(problem, UnknownArchitectureError) and not set(problem.missing) <= set(added):
+            added += [name for name in problem.missing if name not in added]
+        elif "image_size" not in added and (again is None or again.config.image_size != config.image_size):
+            added.append("image_size")  # perhaps the file does not store it
+        else:
+            return again, added, problem
+
+
 def try_read(path: Path, overrides: Fields) -> tuple[Checkpoint | None, CheckpointError | None]:
     """Read a checkpoint; return it or the error."""
     try:
@@ -147,7 +172,11 @@ def required_flags(family: Family, written: Checkpoint, again: Checkpoint, field
     """Note the flags that are needed to read a bare file, because it does not store their values."""
     config = written.config
     assert isinstance(config, ViTConfig)
-    if family.name not in ("google", "big_vision") and NUM_HEADS_BY_WIDTH.get(config.embed_dim) != config.num_heads:
+    if (
+        "num_heads" not in fields
+        and family.name not in ("google", "big_vision")
+        and NUM_HEADS_BY_WIDTH.get(config.embed_dim) != config.num_heads
+    ):
         fields = ["num_heads", *fields]
     flags = [format_flag(name, getattr(config, name)) for name in fields]
     if written.preprocess is not None and again.preprocess is not None:
@@ -159,12 +188,6 @@ def required_flags(family: Family, written: Checkpoint, again: Checkpoint, field
     hint = "; to read it, add " + " ".join(flags) if flags else ""
     text = f"the file does not store labels, preprocessing or temperature{hint}. The patchword format does."
     return [Note(text, "metadata_not_stored")]
-
-
-def format_flag(name: str, value: Any) -> str:
-    """Format a config field as a command-line flag."""
-    words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return f"--{name.replace('_', '-')} {words}"
 
 
 def comparable_fields(config: Any) -> Fields:

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..config import ViTConfig
 from ..core.io import read_json
 from ..data.datasets.imagenet import imagenet_classes
-from ..data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from ..data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ..errors import CheckpointError, ConfigError, Note
 from ..models import tensor_shapes
 from ..models.adapt import ADAPTABLE_FIELDS, WEIGHTLESS_FIELDS
@@ -14,20 +14,30 @@ from .checkpoint import Checkpoint
 from .family import Family, Fields, Metadata, Source
 from .formats.big_vision import BigVision
 from .formats.dinov2 import DINOv2
+from .formats.dinov3 import DINOv3
 from .formats.facebook_deit import DeiT
 from .formats.google import Google
+from .formats.mae import MAE
+from .formats.open_clip import OpenCLIP, OpenCLIPTimm
 from .formats.timm import Timm
 from .formats.torchvision import Torchvision
 from .formats.transformers import Transformers
+from .formats.transformers_aimv2 import TransformersAIMv2
+from .formats.transformers_beit import TransformersBEiT
+from .formats.transformers_clip import TransformersCLIP
+from .formats.transformers_dinov3 import TransformersDINOv3
 from .formats.vit_pytorch import ViTPytorch
 from .mapping import from_foreign, in_file, join_names
 from .tensor_files import TENSOR_SUFFIXES, read_tensors
 
 # The order matters: some names of an earlier family are also those of a later one.
 FAMILIES: tuple[Family, ...] = (
-    *(Google(), BigVision(), Transformers(), Torchvision(), ViTPytorch()),
-    *(DINOv2(), DeiT(), Timm()),
+    *(Google(), BigVision(), Torchvision(), ViTPytorch(), OpenCLIPTimm(), OpenCLIP()),
+    *(TransformersBEiT(), TransformersDINOv3(), TransformersAIMv2(), TransformersCLIP(), Transformers()),
+    *(DINOv3(), MAE(), DINOv2(), DeiT(), Timm()),
 )
+STATISTICS = {"half": (HALF, HALF), "imagenet": (IMAGENET_MEAN, IMAGENET_STD), "clip": (CLIP_MEAN, CLIP_STD)}
+MAIN_FILES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and torch.compile
 
 
@@ -39,8 +49,9 @@ def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
     stored_fields = {k: v for k, v in overrides.items() if k not in adaptations}
     try:
         tensors, quirks = family.normalize(source)
-        extras = {ours: tensors.pop(theirs) for ours, theirs in family.passthrough.items() if theirs in tensors}
+        tensors, extras = family.split_extras(tensors)
         metadata = family.read_metadata(source, tensors, overrides)
+        quirks |= {"variant": family.variant} if family.variant else {}
         config = ViTConfig.from_json({**metadata.fields, **stored_fields})
         state = from_foreign(tensors, config, family.tensor_map(config), family.name, tensor_shapes(config))
         preprocess = resolve_preprocess(family, metadata, config)
@@ -49,13 +60,30 @@ def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
         raise in_file(f"{source.path} ({family.name})", error) from None
     checkpoint = Checkpoint(config, state, preprocess, labels, family=family.name, quirks=quirks, extras=extras)
     checkpoint = checkpoint.adapt(**adaptations)
-    notes = (*metadata.notes, *label_notes, *checkpoint.notes)
+    notes = (*metadata.notes, *architecture_notes(metadata, stored_fields), *label_notes, *checkpoint.notes)
     if "mean" not in metadata.preprocess and checkpoint.preprocess is not None:
         default = f"{family.name}'s default: {checkpoint.preprocess.summary()}"
         text = f"the file does not store its preprocessing; assumed {default}."
         notes = (Note(text, "preprocess_assumed"), *notes)
     provenance = {"read_from": source.path.name, "family": family.name, "assumed": list(notes)}
+    provenance |= {"architecture": metadata.architecture} if metadata.architecture else {}
     return replace(checkpoint, notes=notes, provenance=provenance)
+
+
+def architecture_notes(metadata: Metadata, given: Fields) -> list[Note]:
+    """Note the fields that are a default of the format, and those that the caller gave against the file."""
+    notes = []
+    assumed = {name: why for name, why in metadata.assumed.items() if name not in given}
+    if assumed:
+        values = join_names([f"{name}={metadata.fields[name]} ({why})" for name, why in assumed.items()])
+        notes.append(Note(f"the file does not store its whole architecture; assumed {values}.", "architecture_assumed"))
+    for name, value in ViTConfig.cast_fields(given).items():
+        if name in metadata.fields and name not in metadata.assumed:
+            stored = ViTConfig.cast_fields({name: metadata.fields[name]})[name]
+            if stored != value:
+                text = f"{name}={value} was given, although the file says {stored}."
+                notes.append(Note(text, "field_overridden"))
+    return notes
 
 
 def load_source(path: Path) -> Source:
@@ -71,7 +99,8 @@ def load_source(path: Path) -> Source:
     config = read_optional_json(folder / "config.json")
     is_model_config = "model_type" in config or "architecture" in config  # config.json may belong to something else
     processor = read_optional_json(folder / "preprocessor_config.json")
-    return Source(path, tensors, wrapped, config if is_model_config else {}, processor)
+    open_clip = read_optional_json(folder / "open_clip_config.json")
+    return Source(path, tensors, wrapped, config if is_model_config else {}, processor, open_clip)
 
 
 def select_files(folder: Path) -> list[Path]:
@@ -83,10 +112,12 @@ def select_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder} contains no checkpoint file ({', '.join(TENSOR_SUFFIXES)}).")
     if len(files) == 1:
         return files
-    preferred = [file for file in files if file.name in ("model.safetensors", "pytorch_model.bin")]
+    names = [file.name for file in files]
+    preferred = [folder / name for name in MAIN_FILES if name in names]
     if not preferred:
-        names = join_names([file.name for file in files])
-        raise CheckpointError(f"{folder} contains several checkpoints ({names}). Give the path of one of them.")
+        raise CheckpointError(
+            f"{folder} contains several checkpoints ({join_names(names)}). Give the path of one of them."
+        )
     return preferred[:1]
 
 
@@ -120,9 +151,9 @@ def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) ->
     if config.in_channels not in (1, 3):
         return None
     fields: Fields = {**family.preprocess, **metadata.preprocess}
-    imagenet = fields.pop("statistics", None) == "imagenet"
-    fields.setdefault("mean", IMAGENET_MEAN if imagenet else HALF)
-    fields.setdefault("std", IMAGENET_STD if imagenet else HALF)
+    mean, std = STATISTICS[fields.pop("statistics", "half")]
+    fields.setdefault("mean", mean)
+    fields.setdefault("std", std)
     fields |= Preprocess.cast_fields({name: fields[name] for name in ("mean", "std")})
     for name in ("mean", "std"):
         if fields[name] and len(fields[name]) != config.in_channels:
@@ -132,7 +163,7 @@ def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) ->
 
 def resolve_labels(metadata: Metadata, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[Note]]:
     """Return the stored labels; 1000 classes without labels are assumed to be ImageNet-1k."""
-    if metadata.labels is not None:
+    if metadata.labels is not None and config.num_classes:
         if len(metadata.labels) != config.num_classes:
             raise CheckpointError(f"{len(metadata.labels)} labels for {config.num_classes} classes.")
         return metadata.labels, []

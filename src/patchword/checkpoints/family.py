@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..config import ViTConfig
-from ..errors import CheckpointError, Note
-from .mapping import TensorMap
+from ..errors import CheckpointError, Note, UnknownArchitectureError
+from .mapping import TensorMap, join_names
 
 Tensors = dict[str, Tensor]
 Fields = dict[str, Any]
@@ -40,6 +40,7 @@ class Source:
     wrapped: bool = False  # whether the file stores {"model": state_dict}
     config: Fields = field(default_factory=dict)  # config.json
     processor: Fields = field(default_factory=dict)  # preprocessor_config.json
+    open_clip: Fields = field(default_factory=dict)  # open_clip_config.json
 
 
 @dataclass
@@ -50,12 +51,15 @@ class Metadata:
     preprocess: Fields = field(default_factory=dict)  # of Preprocess, without the size
     labels: tuple[str, ...] | None = None
     notes: list[Note] = field(default_factory=list)  # assumptions that were made
+    assumed: Fields = field(default_factory=dict)  # those of `fields` that are a default, not in the file: why
+    architecture: str | None = None  # the name that the project gives to this architecture
 
 
 class Family:
     """The checkpoint format of one project. Subclasses detect it, infer its config and map its tensor names."""
 
     name: ClassVar[str]
+    variant: ClassVar[str] = ""  # tells the families of one name apart
     suffix: ClassVar[str] = ""  # of the file it writes; "" for a directory
     writable: ClassVar[bool] = True
     defaults: ClassVar[Fields] = {}  # config values that the format implies
@@ -81,15 +85,39 @@ class Family:
         """Return the rules that map our tensors to theirs."""
         raise NotImplementedError
 
-    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
+    def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
         """The inverse of `normalize`."""
         return tensors
+
+    def split_extras(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
+        """Separate the tensors that inference does not use, under our names, from those that it uses."""
+        theirs = {theirs: ours for ours, theirs in self.passthrough.items()}
+        extras = {theirs[n]: t for n, t in tensors.items() if n in theirs}
+        return {n: t for n, t in tensors.items() if n not in theirs}, extras
+
+    def join_extras(self, tensors: Tensors, extras: Tensors, config: ViTConfig) -> Tensors:
+        """The inverse of `split_extras`."""
+        return {**tensors, **{self.passthrough[n]: t for n, t in extras.items() if n in self.passthrough}}
+
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        """List the config values that the format cannot store."""
+        return [
+            f"{name}={getattr(config, name)!r} (only {' or '.join(map(repr, allowed))})"
+            for name, allowed in self.supported.items()
+            if getattr(config, name) not in allowed
+        ]
 
     def num_positioned_tokens(self, config: ViTConfig) -> int:
         """Return how many prefix tokens have a position embedding in this format."""
         return int(config.class_token)
 
-    def sidecars(self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields) -> dict[str, Fields]:
+    def wraps(self, quirks: Fields) -> bool:
+        """Whether the file stores {"model": state_dict}."""
+        return False
+
+    def sidecars(
+        self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields, quirks: Fields
+    ) -> dict[str, Fields]:
         """Return the JSON files to write next to the tensors."""
         return {}
 
@@ -123,6 +151,43 @@ def infer_num_heads(width: int, overrides: Fields, where: str) -> int:
             f"Give num_heads, for example num_heads={example} in Python or --num-heads {example} on the command line."
         )
     return NUM_HEADS_BY_WIDTH[width]
+
+
+def assumed_heads(width: int) -> Fields:
+    """Return the assumption of `infer_num_heads`, for `Metadata.assumed`."""
+    return {"num_heads": f"that of models of width {width}"}
+
+
+def require_fields(overrides: Fields, examples: Fields, reason: str) -> None:
+    """Raise a CheckpointError if the caller did not give fields without which the reading would be a guess.
+
+    Args:
+        overrides: The fields that the caller gave.
+        examples: The needed fields, each with an example of a value.
+        reason: Why they are needed, a sentence.
+    """
+    missing = {name: value for name, value in examples.items() if name not in overrides}
+    if not missing:
+        return
+    python = ", ".join(f"{name}={value!r}" for name, value in missing.items())
+    flags = " ".join(format_flag(name, value) for name, value in missing.items())
+    raise UnknownArchitectureError(
+        f"{reason} Give {join_names(list(missing))}, for example {python} in Python or {flags} on the command line.",
+        missing=tuple(missing),
+    )
+
+
+def format_flag(name: str, value: Any) -> str:
+    """Format a config field as a command-line flag."""
+    if isinstance(value, bool):
+        value = str(value).lower()
+    words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return f"--{name.replace('_', '-')} {words}"
+
+
+def note_if(source: Source, prefixes: tuple[str, ...], note: Note) -> list[Note]:
+    """Return the note if the checkpoint has tensors with one of these prefixes."""
+    return [note] if any(n.startswith(prefixes) for n in source.tensors) else []
 
 
 def infer_image_size(count: int, stride: tuple[int, int], overrides: Fields) -> tuple[int, int]:

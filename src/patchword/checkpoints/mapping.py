@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import ViTConfig
-from ..errors import CheckpointError, ConversionError, PatchwordError
+from ..errors import CheckpointError, ConversionError, PatchwordError, UnknownArchitectureError
 
 Tensors = dict[str, Tensor]
 
@@ -132,7 +132,70 @@ class FlaxMerge(Flax):
         return tensor.flatten(0, 1).T if suffix == "weight" else tensor
 
 
+@dataclass(frozen=True)
+class PixelFirst(Rule):
+    """Patches flattened with channels last; ours have channels first. Permutes the last axis."""
+
+    def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        return self.permute(tensor, (config.in_channels, *config.patch_size), (1, 2, 0))
+
+    def restore(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        return self.permute(tensor, (*config.patch_size, config.in_channels), (2, 0, 1))
+
+    def permute(self, tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+        """Permute the axes of `shape`, which are flattened in the last axis."""
+        lead = tensor.shape[:-1]
+        axes = [*range(len(lead)), *(len(lead) + i for i in order)]
+        return tensor.reshape(*lead, *shape).permute(axes).reshape(*lead, -1)
+
+
+@dataclass(frozen=True)
+class Squeezed(Rule):
+    """A token or table that they store without our `lead` leading axes of length 1."""
+
+    lead: int = 1
+
+    def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        return tensor.reshape(tensor.shape[self.lead :])
+
+    def restore(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        return tensor.reshape(*([1] * self.lead), *tensor.shape)
+
+
+@dataclass(frozen=True)
+class Transposed(Rule):
+    """A matrix (in, out) instead of (out, in)."""
+
+    def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        return tensor.T
+
+    restore = export
+
+
+@dataclass(frozen=True)
+class OffsetTable(Rule):
+    """Relative positions of BEiT: their (offsets, H) is our (H, 2h-1, 2w-1)."""
+
+    def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        return tensor.flatten(1).T
+
+    def restore(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
+        rows, columns = (2 * n - 1 for n in config.grid)
+        return tensor.T.reshape(-1, rows, columns)
+
+
 TensorMap = dict[str, Rule]
+
+
+def add_key_bias(tensors: Tensors, queries: str, keys: str) -> Tensors:
+    """Add a bias of zeros to keys whose queries have one, as our fused projection needs; arguments are suffixes."""
+    missing = [n for n in tensors if n.endswith(queries) and n.removesuffix(queries) + keys not in tensors]
+    return {**tensors, **{n.removesuffix(queries) + keys: torch.zeros_like(tensors[n]) for n in missing}}
+
+
+def remove_key_bias(tensors: Tensors, keys: str) -> Tensors:
+    """The inverse of `add_key_bias`."""
+    return {n: t for n, t in tensors.items() if not n.endswith(keys)}
 
 
 def find_rule(tensor_map: TensorMap, ours: str) -> tuple[Rule, str, list[int]] | None:
@@ -191,6 +254,8 @@ def from_foreign(theirs: Tensors, config: ViTConfig, tensor_map: TensorMap, fami
 def in_file(place: str, error: PatchwordError) -> CheckpointError:
     """Turn an error about the content of a file into a CheckpointError that names the file; a specific code is kept."""
     code = error.code if error.code != type(error).code else None
+    if isinstance(error, UnknownArchitectureError):
+        return UnknownArchitectureError(f"{place}: {error}", missing=error.missing)
     return CheckpointError(f"{place}: {error}", code=code)
 
 

@@ -137,6 +137,8 @@ class ViTConfig(JsonConfig):
     """How tokens become one vector: class token, mean of the patches, both, attention (MAP), or a query (AIMv2)."""
     pool_heads: int | None = None
     """Number of heads of attention pooling; by default, num_heads."""
+    pool_mlp_dim: int | None = None
+    """Width of the hidden layer of the MLP in attention pooling; by default, mlp_dim."""
     pool_prefix: bool = False
     """Whether attention pooling includes the prefix tokens (Perception Encoder)."""
     norm_after_pool: bool = False
@@ -175,7 +177,7 @@ class ViTConfig(JsonConfig):
         self.check_range(0, MAX_BLOCKS, "depth")
         self.check_range(1, 1024, "num_heads", "pool_heads", "window_size")
         self.check_range(0, 1024, "num_registers")
-        self.check_range(1, 262144, "mlp_dim", "pre_logits", "projection_dim")
+        self.check_range(1, 262144, "mlp_dim", "pool_mlp_dim", "pre_logits", "projection_dim")
         self.check_range(1, 4096, "head_dim", "stem_width")
         self.check_range(1, 16, "stem_convs")
         self.check_range(0, 10, "local_attention_init")
@@ -277,6 +279,8 @@ class ViTConfig(JsonConfig):
         )
         attends = self.pooling in ("attention", "query")
         self.check("pool_heads", attends or self.pool_heads is None, f"unset for pooling {self.pooling!r}")
+        has_mlp = self.pooling == "attention"
+        self.check("pool_mlp_dim", has_mlp or self.pool_mlp_dim is None, f"unset for pooling {self.pooling!r}")
         self.check("pool_prefix", attends or not self.pool_prefix, f"false for pooling {self.pooling!r}")
         heads = self.pool_heads or self.num_heads
         self.require(

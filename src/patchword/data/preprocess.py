@@ -25,6 +25,8 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)  # mean and std of Google's ViT checkpoints: pixels in -1..1
 
 MAX_SIZE = 16384  # pixels per side; far above any model, but a typo cannot allocate terabytes

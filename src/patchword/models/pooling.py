@@ -51,8 +51,9 @@ class AttentionPool(nn.Module):
         self.attend = ScaledDotProductAttention()
         self.out = nn.Linear(dim, dim)
         self.norm = make_norm(config)
-        self.fc1 = nn.Linear(dim, config.mlp_dim)
-        self.fc2 = nn.Linear(config.mlp_dim, dim)
+        hidden = config.pool_mlp_dim or config.mlp_dim
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The probe's queries (B, H, 1, d), and keys and values of the patches (B, H, N, d)."""

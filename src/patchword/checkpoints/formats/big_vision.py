@@ -58,7 +58,7 @@ class BigVision(Family):
             tensors = unstack(tensors)
         return tensors, quirks
 
-    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
+    def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
         tensors = stack(tensors) if quirks.get("scan") else tensors
         prefix = str(quirks.get("prefix", "params/"))
         return {n if n in self.passthrough.values() else prefix + n: t for n, t in tensors.items()}

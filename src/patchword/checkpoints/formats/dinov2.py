@@ -3,11 +3,11 @@
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
-from ..family import Family, Fields, Metadata, Source, Tensors, infer_num_heads
+from ..family import Family, Fields, Metadata, Source, Tensors, assumed_heads, infer_num_heads
 from ..mapping import Rule, TensorMap
 from .facebook_deit import NO_DEIT
 from .timm import TENSOR_MAP as TIMM_MAP
-from .timm import infer_fields, infer_positions
+from .timm_fields import infer_fields, infer_positions
 
 TENSOR_MAP: TensorMap = {
     **{ours: rule for ours, rule in TIMM_MAP.items() if not ours.startswith((*NO_DEIT, "head", "distillation"))},
@@ -42,9 +42,10 @@ class DINOv2(Family):
         # The models with registers use antialiased interpolation, as timm does.
         fields["pos_embed_resample"] = "timm" if fields["num_registers"] else "dinov2"
         counted = {**fields, "num_registers": 0}  # registers have no position embedding
-        return Metadata(fields | infer_positions(tensors, counted, overrides, no_embed_class=False))
+        fields |= infer_positions(tensors, counted, overrides, no_embed_class=False)
+        return Metadata(fields, assumed=assumed_heads(fields["embed_dim"]))
 
-    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
+    def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
         """Add the mask token that DINOv2's code requires; it is used in pretraining only, and initialized to zero."""
         return {"mask_token": tensors["cls_token"].new_zeros(1, tensors["cls_token"].shape[-1]), **tensors}
 

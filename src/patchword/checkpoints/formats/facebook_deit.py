@@ -3,10 +3,11 @@
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
-from ..family import Family, Fields, Metadata, Source, Tensors, infer_num_heads
+from ..family import Family, Fields, Metadata, Source, Tensors, assumed_heads, infer_num_heads
 from ..mapping import Rule, TensorMap
 from .timm import TENSOR_MAP as TIMM_MAP
-from .timm import infer_fields, infer_positions
+from .timm import find_architecture
+from .timm_fields import infer_fields, infer_positions
 
 NO_DEIT = ("registers", "pool.", "stem.", "blocks.{}.attention.q_norm", "blocks.{}.attention.k_norm")
 TENSOR_MAP: TensorMap = {
@@ -34,7 +35,8 @@ class DeiT(Family):
         """Match timm's names inside {"model": ...} or with the LayerScale names of DeiT III."""
         names = source.tensors
         plain = "pos_embed" in names and "patch_embed.proj.weight" in names and "mask_token" not in names
-        return plain and (source.wrapped or "blocks.0.gamma_1" in names)
+        own = source.wrapped or ("blocks.0.gamma_1" in names and source.path.suffix == ".pth")
+        return plain and own and "head.weight" in names and find_architecture(source)[0] is None
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         return source.tensors, {} if source.wrapped else {"bare": True}
@@ -43,7 +45,11 @@ class DeiT(Family):
         fields = {**self.defaults, **infer_fields(tensors)}
         fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, source.path.name)
         without_class = fields.get("layer_scale") is not None  # DeiT III
-        return Metadata(fields | infer_positions(tensors, fields, overrides, without_class))
+        fields |= infer_positions(tensors, fields, overrides, without_class)
+        return Metadata(fields, assumed=assumed_heads(fields["embed_dim"]))
+
+    def wraps(self, quirks: Fields) -> bool:
+        return not quirks.get("bare")
 
     def num_positioned_tokens(self, config: ViTConfig) -> int:
         """The class token has a position embedding in DeiT, but not in DeiT III."""

@@ -68,7 +68,7 @@ class Google(Family):
             quirks["group_norm_4d"] = True
         return tensors, quirks
 
-    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
+    def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
         if quirks.get("group_norm_4d"):
             tensors = {n: t.reshape(1, 1, 1, -1) if is_group_norm(n) else t for n, t in tensors.items()}
         if quirks.get("linen"):

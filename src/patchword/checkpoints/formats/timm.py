@@ -1,27 +1,29 @@
-"""timm's Vision Transformers: a folder with config.json, or a bare .safetensors or .pth state dict."""
+"""timm's Vision Transformers: a folder with config.json, or a bare .safetensors or .pth state dict.
+
+timm has four classes for them: VisionTransformer, Eva, Beit and NaFlexVit. `timm_names` unifies their names of tensors,
+`timm_fields` reads what tensors show, and `timm_architectures` has what they do not show.
+"""
 
 import math
 from typing import Any, ClassVar
 
-from ...config import MAX_STAGES, ViTConfig
-from ...errors import CheckpointError
+from ...config import ViTConfig
+from ...errors import CheckpointError, Note
 from ..family import (
     Family,
     Fields,
     Metadata,
     Source,
     Tensors,
-    count_blocks,
-    get_shape,
-    infer_image_size,
     infer_num_heads,
-    infer_prefix_positions,
-    size_to_json,
-    translate_value,
+    require_fields,
 )
-from ..mapping import Patch, Rule, TensorMap
+from ..mapping import OffsetTable, Patch, Rule, TensorMap, Transposed
+from .timm_architectures import architecture_fields, name_in_path
+from .timm_fields import BACKBONE, infer_fields, infer_positions
+from .timm_json import POOLS, parse_model_args, parse_preprocess, timm_config
+from .timm_names import FREQUENCIES, TABLE, restore, unify
 
-BACKBONE = "patch_embed.backbone"
 STAGE = f"{BACKBONE}.stages.{{}}.blocks.{{}}"
 
 TENSOR_MAP: TensorMap = {
@@ -30,14 +32,21 @@ TENSOR_MAP: TensorMap = {
     "registers": Rule("reg_token"),
     "positions.table": Rule("pos_embed"),
     "patch_embed.proj": Patch("patch_embed.proj"),
+    "patch_embed.norm_out": Rule("patch_embed.norm"),
+    "norm_pre": Rule("norm_pre"),
     "blocks.{}.norm1": Rule("blocks.{}.norm1"),
     "blocks.{}.attention.qkv": Rule("blocks.{}.attn.qkv"),
     "blocks.{}.attention.q_norm": Rule("blocks.{}.attn.q_norm"),
     "blocks.{}.attention.k_norm": Rule("blocks.{}.attn.k_norm"),
+    "blocks.{}.attention.norm": Rule("blocks.{}.attn.norm"),
+    "blocks.{}.attention.bias.relative": OffsetTable(f"blocks.{{}}.attn.{TABLE}.patches"),
+    "blocks.{}.attention.bias.prefix": Transposed(f"blocks.{{}}.attn.{TABLE}.prefix"),
+    "blocks.{}.attention.rotary.frequencies": Rule(f"blocks.{{}}.attn.{FREQUENCIES}"),
     "blocks.{}.attention.out": Rule("blocks.{}.attn.proj"),
     "blocks.{}.add1.gamma": Rule("blocks.{}.ls1.gamma"),
     "blocks.{}.norm2": Rule("blocks.{}.norm2"),
     "blocks.{}.mlp.fc1": Rule("blocks.{}.mlp.fc1"),
+    "blocks.{}.mlp.norm": Rule("blocks.{}.mlp.norm"),
     "blocks.{}.mlp.fc2": Rule("blocks.{}.mlp.fc2"),
     "blocks.{}.add2.gamma": Rule("blocks.{}.ls2.gamma"),
     "norm": Rule("norm"),
@@ -56,38 +65,81 @@ TENSOR_MAP: TensorMap = {
 }
 ROOT_ONLY = {"stem.conv": Rule(f"{BACKBONE}.conv"), "stem.norm": Rule(f"{BACKBONE}.norm")}
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "gelu_erf": "gelu"}
-POOLS = {"token": "class", "avg": "average", "map": "attention"}
-SIZE_NAMES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
+ROPE_FIELDS = ("rope", "rope_base", "rope_reference")
+# What the tensors do not show, with the values of an ordinary model.
+HIDDEN: Fields = {"activation": "gelu", "norm_eps": 1e-6, "res_post_norm": False}
 
 
 class Timm(Family):
-    """huggingface/pytorch-image-models."""
+    """huggingface/pytorch-image-models: VisionTransformer, Eva, Beit, NaFlexVit."""
 
     name = "timm"
-    supported: ClassVar[dict[str, tuple[Any, ...]]] = {"pos_embed": ("learned",), "pooling": tuple(POOLS.values())}
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "pos_embed": ("learned", "rotary", "learned+rotary", "relative", "learned+relative"),
+        "pooling": tuple(POOLS.values()),
+        "projection_dim": (None,),
+    }
     defaults: ClassVar[Fields] = {"weight_standardization": "timm", "pos_embed_resample": "timm"}
     preprocess: ClassVar[Fields] = {"crop": 0.9}
 
     def matches(self, source: Source) -> bool:
-        return "pos_embed" in source.tensors and any(n.startswith("patch_embed.") for n in source.tensors)
+        names = source.tensors
+        embeds = "embeds.proj.weight" in names or any(n.startswith("patch_embed.") for n in names)
+        return embeds and any(n.startswith("blocks.0.attn.") for n in names)
+
+    def normalize(self, source: Source) -> tuple[Tensors, Fields]:
+        tensors, spellings = unify(source.tensors)
+        quirks: Fields = {"spellings": spellings}
+        if isinstance(source.config.get("model_args"), dict):
+            quirks |= {name: source.config[name] for name in ("architecture", "model_args")}
+        return tensors, quirks
+
+    def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
+        return restore(tensors, quirks.get("spellings", choose_spellings(config)), config)
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
         arguments = source.config.get("model_args") or {}
         if not isinstance(arguments, dict):
             raise CheckpointError("config.json has model_args that are not an object.")
-        fields = {**self.defaults, **infer_fields(tensors), **parse_model_args(source.config, arguments)}
-        if "num_heads" not in arguments:
-            where = source.path.name
-            fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, where)
-        overrides = {**overrides, **({"image_size": fields.pop("image_size")} if "image_size" in fields else {})}
-        fields |= infer_positions(tensors, fields, overrides, arguments.get("no_embed_class"))
+        inferred = {**infer_fields(tensors), "key_bias": has_key_bias(source.tensors)}
+        stated = parse_model_args(source.config, arguments)
+        architecture, notes = find_architecture(source)
+        known = architecture_fields(architecture) if architecture else None
+        by_name, preprocess = known or (guess_hidden(architecture, inferred, {**stated, **overrides}, source), {})
+        assumed = {} if known else {name: "timm's default" for name in by_name if name not in overrides}
+        fields = combine(inferred, by_name, stated)
+        if "num_heads" not in fields:
+            fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, source.path.name)
+            assumed = {**assumed, "num_heads": f"that of models of width {fields['embed_dim']}"}
+        fields |= self.positions(source, tensors, fields, overrides, arguments)
         labels = source.config.get("label_names")
         return Metadata(
-            fields,
-            preprocess=parse_preprocess(source.config.get("pretrained_cfg")),
+            {**self.defaults, **fields},
+            preprocess={**preprocess, **parse_preprocess(source.config.get("pretrained_cfg"))},
             labels=tuple(map(str, labels)) if isinstance(labels, list) else None,
+            notes=notes,
+            assumed={name: why for name, why in assumed.items() if name in fields},
+            architecture=architecture,
         )
+
+    def positions(
+        self, source: Source, tensors: Tensors, fields: Fields, overrides: Fields, arguments: Fields
+    ) -> Fields:
+        """Infer the image size, and which positions are learned."""
+        own_grid = source.tensors.get("embeds.pos_embed")
+        if own_grid is not None and own_grid.ndim == 4:  # NaFlexVit: images may have another size than its positions
+            grid, patch = own_grid.shape[1:3], fields["patch_size"]
+            overrides = {**overrides, "image_size": (grid[0] * patch[0], grid[1] * patch[1])}
+            return infer_positions(tensors, fields, overrides, no_embed_class=True)
+        if "image_size" in fields:
+            overrides = {**overrides, "image_size": fields["image_size"]}
+        if "pos_embed" in tensors:
+            found = infer_positions(tensors, fields, overrides, arguments.get("no_embed_class"))
+            kind = fields.get("pos_embed", "learned")
+            return {**found, "pos_embed": kind if kind == "learned" else f"learned+{kind}"}
+        if "image_size" not in overrides:
+            overrides = {**overrides, "image_size": infer_size_of_tables(tensors, fields)}
+        return {"image_size": overrides["image_size"], "pos_embed_prefix": 0}
 
     def num_positioned_tokens(self, config: ViTConfig) -> int:
         """All prefix tokens have position embeddings, or none (no_embed_class)."""
@@ -97,129 +149,85 @@ class Timm(Family):
         tensor_map = {**TENSOR_MAP, **({} if config.stem_layers else ROOT_ONLY)}
         return {**tensor_map, "norm": Rule("fc_norm")} if config.norm_after_pool else tensor_map
 
-    def sidecars(self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields) -> dict[str, Fields]:
-        return {"config.json": timm_config(config, labels, preprocess)}
+    def sidecars(
+        self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields, quirks: Fields
+    ) -> dict[str, Fields]:
+        return {"config.json": timm_config(config, labels, preprocess, quirks)}
 
 
-def infer_fields(tensors: Tensors) -> Fields:
-    """Infer fields from the shapes of a timm state dict; DeiT and DINOv2 use the same names."""
-    width, channels, ph, pw = get_shape(tensors, "patch_embed.proj.weight", 4)
-    fields: Fields = {"patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
-    fields["depth"] = count_blocks(tensors, "blocks.", ".")
-    fields["class_token"] = "cls_token" in tensors
-    fields["distillation"] = "dist_token" in tensors
-    registers = next((n for n in ("reg_token", "register_tokens") if n in tensors), None)
-    fields["num_registers"] = get_shape(tensors, registers, 3)[1] if registers else 0
-    fields["num_classes"] = get_shape(tensors, "head.weight", 2)[0] if "head.weight" in tensors else 0
-    if fields["depth"]:
-        fields |= infer_block_fields(tensors)
-    pooling = "class" if fields["class_token"] else "average"
-    if "attn_pool.latent" in tensors:
-        pooling = "attention"
-    elif "fc_norm.weight" in tensors:
-        pooling, fields["norm_after_pool"] = "average", True
-    return {**fields, "pooling": pooling, **infer_stem(tensors)}
+def find_architecture(source: Source) -> tuple[str | None, list[Note]]:
+    """Return the name in config.json, else the one that the file or its directory has, with a note."""
+    name = source.config.get("architecture")
+    if isinstance(name, str):
+        return name, []
+    name = name_in_path(source.path)
+    text = f"the architecture is {name}, by the name of the file; the file itself does not say."
+    return name, [Note(text, "architecture_by_name")] if name else []
 
 
-def infer_block_fields(tensors: Tensors) -> Fields:
-    """Infer the fields that the first block shows."""
-    fields: Fields = {"qk_norm": "blocks.0.attn.q_norm.weight" in tensors}
-    fields["qkv_bias"] = "blocks.0.attn.qkv.bias" in tensors
-    if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & set(tensors):
-        fields["layer_scale"] = 1.0
-    first, last = ("fc1", "fc2") if "blocks.0.mlp.fc1.weight" in tensors else ("w12", "w3")
-    hidden = get_shape(tensors, f"blocks.0.mlp.{first}.weight", 2)[0]
-    fields["mlp_dim"] = get_shape(tensors, f"blocks.0.mlp.{last}.weight", 2)[1]
-    if hidden == 2 * fields["mlp_dim"]:
+def combine(inferred: Fields, by_name: Fields, stated: Fields) -> Fields:
+    """Combine what tensors, the architecture and config.json say; a later one wins, but tensors show SwiGLU."""
+    fields = {**inferred, **by_name, **stated}
+    if inferred.get("activation") == "swiglu":
         fields["activation"] = "swiglu"
-    return fields
+    if fields["pooling"] != "attention":
+        fields = {name: value for name, value in fields.items() if name not in ("pool_heads", "pool_prefix")}
+    if "rope" in fields:
+        fields["pos_embed"] = "rotary"
+        return fields
+    return {name: value for name, value in fields.items() if name not in ROPE_FIELDS}
 
 
-def infer_stem(tensors: Tensors) -> Fields:
-    """Infer the ResNet stem of a hybrid; empty for other models."""
-    root = next((n for n in (f"{BACKBONE}.stem.conv.weight", f"{BACKBONE}.conv.weight") if n in tensors), None)
-    if root is None:
-        return {}
-    width, channels, _, _ = get_shape(tensors, root, 4)
-    stages = min(count_blocks(tensors, f"{BACKBONE}.stages.", "."), MAX_STAGES + 1)  # more are rejected by the config
-    units = tuple(count_blocks(tensors, f"{BACKBONE}.stages.{s}.blocks.", ".") for s in range(stages))
-    return {"stem": "resnet", "stem_layers": units, "stem_width": width, "in_channels": channels}
+def has_key_bias(tensors: Tensors) -> bool:
+    """Whether keys have a bias, if queries have one; `timm_names.unify` adds zeros where they have none."""
+    queries = next((n for n in tensors if n.startswith("blocks.0.attn.q_") and n.endswith("bias")), "")
+    return not queries or (queries.replace("q_proj", "k_proj") in tensors and "q_proj" in queries)
 
 
-def parse_model_args(config: Fields, arguments: Fields) -> Fields:
-    """Return the fields of config.json that tensor shapes do not show."""
-    fields: Fields = {}
-    if "img_size" in arguments:
-        fields |= ViTConfig.cast_fields({"image_size": arguments["img_size"]})
-    if "num_heads" in arguments:
-        fields |= ViTConfig.cast_fields({"num_heads": arguments["num_heads"]})
-    if act := arguments.get("act_layer"):
-        fields["activation"] = translate_value(act, ACTIVATIONS, "activation")
-    pool = arguments.get("global_pool") or config.get("global_pool")
-    if isinstance(pool, str) and pool in POOLS:
-        fields["pooling"] = POOLS[pool]
-    return fields
+def guess_hidden(architecture: str | None, inferred: Fields, given: Fields, source: Source) -> Fields:
+    """Return values of what the tensors do not show, where the file does not name a known architecture.
+
+    They are timm's defaults for an ordinary ViT; for any other, the caller must give them.
+
+    Raises:
+        UnknownArchitectureError: The tensors are not those of an ordinary ViT, so that the values would be a guess.
+    """
+    is_plain = inferred["class_token"] and inferred["pooling"] != "attention" and not inferred["norm_pre"]
+    is_plain &= not (inferred["attention_norm"] or inferred["mlp_norm"] or "norm_layer" in inferred)
+    is_beit = inferred.get("pos_embed") == "relative"
+    is_plain &= is_beit or ("pos_embed" in source.tensors and inferred["key_bias"])
+    is_plain &= is_beit or "blocks.0.gamma_1" not in source.tensors
+    if architecture is None and is_plain:
+        return HIDDEN
+    reason = f"{architecture} is not a known architecture of timm" if architecture else "The file names no architecture"
+    example = {"num_heads": max(1, inferred["embed_dim"] // 64), **HIDDEN}
+    example |= {} if is_beit else {"pos_embed": "learned" if "pos_embed" in source.tensors else "rotary"}
+    if str(given.get("pos_embed", "")).endswith("rotary"):
+        example |= {"rope": "dinov3"} | ({"rope_reference": (16, 16)} if given.get("rope") in ("eva02", "pe") else {})
+    require_fields(given, example, f"{reason}, and its tensors do not show how it computes.")
+    rotary = ROPE_FIELDS if str(given.get("pos_embed", "")).endswith("rotary") else ()
+    return {name: given[name] for name in (*HIDDEN, *rotary) if name in given}
 
 
-def infer_positions(tensors: Tensors, fields: Fields, overrides: Fields, no_embed_class: bool | None) -> Fields:
-    """Infer the image size and the number of prefix tokens with a position from the number of positions."""
-    count = get_shape(tensors, "pos_embed", 3)[1]
-    num_prefix = fields["class_token"] + fields["distillation"] + fields["num_registers"]
-    stem = 4 * 2 ** max(0, len(fields["stem_layers"]) - 1) if "stem" in fields else 1
-    stride = (fields["patch_size"][0] * stem, fields["patch_size"][1] * stem)
-    size = overrides.get("image_size")
-    patches = (size[0] // stride[0]) * (size[1] // stride[1]) if size else 0
-    if no_embed_class is not None:
-        prefix = 0 if no_embed_class else num_prefix
-    elif 0 <= count - patches <= num_prefix and math.isqrt(patches) ** 2 != patches:
-        prefix = count - patches  # a non-square model whose size the caller gave
-    else:
-        prefix = infer_prefix_positions(count, num_prefix)
-    return {"pos_embed_prefix": prefix, "image_size": infer_image_size(count - prefix, stride, overrides)}
+def infer_size_of_tables(tensors: Tensors, fields: Fields) -> tuple[int, int]:
+    """Return the image size that BEiT's tables of relative positions are made for; 224 for rotary positions."""
+    table = tensors.get(f"blocks.0.attn.{TABLE}.patches")
+    if table is None:
+        return 224, 224  # rotary positions fit any size
+    side = (math.isqrt(len(table)) + 1) // 2
+    if (2 * side - 1) ** 2 != len(table):
+        raise CheckpointError("The table of relative positions is not that of a square grid. Give image_size.")
+    return side * fields["patch_size"][0], side * fields["patch_size"][1]
 
 
-def parse_preprocess(config: Any) -> Fields:
-    """Convert timm's pretrained_cfg. Its input size is ignored: it may be that of the entry point."""
-    if not isinstance(config, dict):
-        return {}
-    names = {"mean": "mean", "std": "std", "crop_pct": "crop", "interpolation": "interpolation"}
-    fields = {ours: config[theirs] for theirs, ours in names.items() if config.get(theirs) is not None}
-    if config.get("crop_mode") == "squash":
-        fields["resize"] = "squash"
-    return fields
-
-
-def timm_config(config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields) -> Fields:
-    """Return the config.json that timm reads."""
-    size = SIZE_NAMES.get(config.embed_dim, "base")
-    arguments: Fields = {"img_size": list(config.image_size), "patch_size": size_to_json(config.patch_size)}
-    arguments |= {"embed_dim": config.embed_dim, "depth": config.depth, "num_heads": config.num_heads}
-    arguments |= {"num_classes": config.num_classes, "in_chans": config.in_channels}
-    arguments["mlp_ratio"] = config.mlp_dim / config.embed_dim
-    options: Fields = {
-        "class_token": (config.class_token, True),
-        "global_pool": ({v: k for k, v in POOLS.items()}[config.pooling], "token"),
-        "fc_norm": (config.norm_after_pool, config.pooling == "average"),
-        "reg_tokens": (config.num_registers, 0),
-        "no_embed_class": (config.num_positioned == 0 and config.num_prefix > 0, False),
-        "qkv_bias": (config.qkv_bias, True),
-        "qk_norm": (config.qk_norm, False),
-        "init_values": (config.layer_scale, None),
-        "act_layer": (config.activation, "gelu"),
-    }
-    arguments |= {name: value for name, (value, default) in options.items() if value != default}
-    result: Fields = {"architecture": f"vit_{size}_patch16_224", "num_classes": config.num_classes}
-    if config.distillation:
-        result["architecture"] = "deit_base_distilled_patch16_224"
-    result |= {"num_features": config.embed_dim, "global_pool": arguments.get("global_pool", "token")}
-    result["model_args"] = arguments
-    result["pretrained_cfg"] = {
-        "input_size": [config.in_channels, *config.image_size],
-        "interpolation": preprocess["interpolation"],
-        "crop_pct": preprocess["crop"],
-        "crop_mode": "squash" if preprocess["resize"] == "squash" else "center",
-        "mean": list(preprocess["mean"]),
-        "std": list(preprocess["std"]),
-        "num_classes": config.num_classes,
-    }
-    return {**result, "label_names": list(labels)} if labels else result
+def choose_spellings(config: ViTConfig) -> list[str]:
+    """Return the spellings of the class of timm that has a model's parts: Beit, Eva or VisionTransformer."""
+    is_eva = config.has_rope or config.has_relative or not config.key_bias
+    spellings = ["table"] if config.has_relative else []
+    if is_eva:
+        spellings += ["gamma"] if config.layer_scale is not None else []
+        spellings += ["bias"] if config.qkv_bias and not config.key_bias else []
+        spellings += ["frequencies"] if config.rope == "mixed" else []
+    if config.activation == "swiglu" and (config.mlp_norm or config.norm_layer == "rms_norm"):
+        spellings.append("mlp")
+    return spellings

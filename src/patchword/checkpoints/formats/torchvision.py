@@ -10,6 +10,7 @@ from ..family import (
     Metadata,
     Source,
     Tensors,
+    assumed_heads,
     count_blocks,
     get_shape,
     infer_image_size,
@@ -60,7 +61,7 @@ class Torchvision(Family):
         }
         return {new: source.tensors[n] for new, n in rename.items()}, {"old_mlp": True} if old else {}
 
-    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
+    def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
         if not quirks.get("old_mlp"):
             return tensors
         back = {new: old for old, new in OLD_MLP.items()}
@@ -77,7 +78,7 @@ class Torchvision(Family):
         fields["num_heads"] = infer_num_heads(width, overrides, source.path.name)
         count = get_shape(tensors, "encoder.pos_embedding", 3)[1]
         fields["image_size"] = infer_image_size(count - 1, (ph, pw), overrides)
-        return Metadata(fields)
+        return Metadata(fields, assumed=assumed_heads(fields["embed_dim"]))
 
     def tensor_map(self, config: ViTConfig) -> TensorMap:
         return TENSOR_MAP

@@ -1,9 +1,9 @@
-"""transformers directories (`save_pretrained`): ViT, DeiT with one or two heads, DINOv2 with and without registers."""
+"""transformers directories (`save_pretrained`): ViT, DeiT, DINOv2, ViT-MSN, ViTMAE and I-JEPA, whose names agree."""
 
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
-from ...errors import ConversionError
+from ...errors import ConversionError, Note
 from ..family import (
     Family,
     Fields,
@@ -14,10 +14,18 @@ from ..family import (
     get_shape,
     infer_image_size,
     infer_num_heads,
-    size_to_json,
+    note_if,
     translate_value,
 )
 from ..mapping import Patch, Rule, TensorMap
+from .transformers_json import (
+    parse_activation,
+    parse_labels,
+    parse_preprocess,
+    require_config,
+    shared_config,
+    transformers_processor,
+)
 
 PROJECTION = "embeddings.patch_embeddings.projection.weight"
 LAYER = "encoder.layer.{}"
@@ -57,24 +65,30 @@ DINO_SWIGLU: TensorMap = {
 ONE_HEAD: TensorMap = {"head": Rule("classifier")}
 TWO_HEADS: TensorMap = {"head": Rule("cls_classifier"), "head_distilled": Rule("distillation_classifier")}
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"}
-CLASSES = {
-    "vit": "ViTForImageClassification",
-    "deit": "DeiTForImageClassification",
-    "dinov2": "Dinov2ForImageClassification",
-    "dinov2_with_registers": "Dinov2WithRegistersForImageClassification",
+# model_type: prefix of its tensors, class with a head, LayerNorm's epsilon if config.json omits it
+KINDS: dict[str, tuple[str, str, float]] = {
+    "vit": ("vit", "ViTForImageClassification", 1e-12),
+    "deit": ("deit", "DeiTForImageClassification", 1e-12),
+    "dinov2": ("dinov2", "Dinov2ForImageClassification", 1e-6),
+    "dinov2_with_registers": ("dinov2_with_registers", "Dinov2WithRegistersForImageClassification", 1e-6),
+    "vit_msn": ("vit", "ViTMSNForImageClassification", 1e-6),
+    "vit_mae": ("vit", "ViTMAEForImageClassification", 1e-12),  # there is no such class, only ViTMAEModel
+    "ijepa": ("ijepa", "IJepaForImageClassification", 1e-12),
 }
-RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+DECODER = "decoder."  # of ViTMAEForPreTraining
 
 
 class Transformers(Family):
-    """huggingface/transformers."""
+    """huggingface/transformers: ViT, DeiT, DINOv2, ViT-MSN, ViTMAE, I-JEPA."""
 
     name = "transformers"
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "class_token": (True,),
-        "pooling": ("class", "class+average"),
+        "pooling": ("class", "average", "class+average"),
         "pos_embed": ("learned",),
+        "norm_pre": (False,),
+        "norm_after_pool": (False,),
+        "key_bias": (True,),
+        "norm_layer": ("layer_norm",),
     }
     defaults: ClassVar[Fields] = {"pos_embed_resample": "transformers", "norm_eps": 1e-12}
     preprocess: ClassVar[Fields] = {"resize": "squash", "interpolation": "bilinear"}
@@ -85,19 +99,24 @@ class Transformers(Family):
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         prefix = next((n.removesuffix(PROJECTION) for n in source.tensors if n.endswith(PROJECTION)), "")
-        tensors = {n.removeprefix(prefix): t for n, t in source.tensors.items()}
-        return tensors, {} if prefix else {"bare": True}
+        tensors = {n.removeprefix(prefix): t for n, t in source.tensors.items() if not n.startswith(DECODER)}
+        quirks: Fields = {} if prefix else {"bare": True}
+        if prefix and any(n.startswith(LAYER.split("{", maxsplit=1)[0]) for n in source.tensors):
+            quirks["bare_layers"] = True  # transformers 5.23 writes ViT-MSN so
+        kind = source.config.get("model_type")
+        return tensors, {**quirks, **({"model_type": kind} if kind in ("vit_msn", "vit_mae") else {})}
 
-    def denormalize(self, tensors: Tensors, quirks: Fields) -> Tensors:
-        kind = infer_model_type(tensors)
-        prefix = "" if quirks.get("bare") else f"{kind}."
-        heads = ("classifier.", "cls_classifier.", "distillation_classifier.")
-        return {n if n.startswith(heads) else prefix + n: t for n, t in tensors.items()}
+    def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
+        prefix = "" if quirks.get("bare") else KINDS[model_type(config, quirks)][0] + "."
+        bare: tuple[str, ...] = ("classifier.", "cls_classifier.", "distillation_classifier.")
+        bare += (LAYER.split("{", maxsplit=1)[0],) if quirks.get("bare_layers") else ()
+        return {n if n.startswith(bare) else prefix + n: t for n, t in tensors.items()}
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
+        require_config(source, overrides, {"norm_eps": 1e-12, "activation": "gelu"})
         json_config = source.config
         kind = json_config.get("model_type") or infer_model_type(tensors)
-        translate_value(kind, CLASSES, "model_type")
+        translate_value(kind, {name: name for name in KINDS}, "model_type")
         width, channels, ph, pw = get_shape(tensors, PROJECTION, 4)
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
         fields |= infer_block_fields(tensors, kind, json_config)
@@ -108,29 +127,49 @@ class Transformers(Family):
         if "image_size" in json_config:
             overrides = {**overrides, **ViTConfig.cast_fields({"image_size": json_config["image_size"]})}
         fields["image_size"] = infer_image_size(positions - fields["pos_embed_prefix"], (ph, pw), overrides)
-        preprocess = {"crop": 0.875, "statistics": "imagenet"} if "dino" in kind else {}
-        preprocess |= parse_preprocess(source.processor)
-        return Metadata(fields, preprocess=preprocess, labels=parse_labels(json_config.get("id2label")))
+        return Metadata(
+            fields,
+            preprocess=default_preprocess(kind) | parse_preprocess(source.processor),
+            labels=parse_labels(json_config.get("id2label")),
+            notes=note_if(
+                source, (DECODER,), Note("the decoder of masked pre-training is not read.", "decoder_skipped")
+            ),
+            assumed={"pooling": "this model does not pool"} if kind in ("vit_mae", "ijepa") else {},
+            architecture=kind,
+        )
+
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        problems = super().unsupported(config)
+        if config.class_token == (config.pooling == "average"):
+            problems.append(f"pooling={config.pooling!r} {'with' if config.class_token else 'without'} a class token")
+        return problems
 
     def num_positioned_tokens(self, config: ViTConfig) -> int:
         one_head_deit = config.layer_scale is None and config.num_registers == 1
         return config.class_token + config.distillation + one_head_deit
 
     def tensor_map(self, config: ViTConfig) -> TensorMap:
-        kind = model_type(config)
-        trunk = VIT if kind in ("vit", "deit") else DINO_SWIGLU if config.activation == "swiglu" else DINO
+        is_dino = config.layer_scale is not None
+        trunk = (DINO_SWIGLU if config.activation == "swiglu" else DINO) if is_dino else VIT
         return {**trunk, **(TWO_HEADS if config.distillation else ONE_HEAD)}
 
-    def sidecars(self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields) -> dict[str, Fields]:
+    def sidecars(
+        self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields, quirks: Fields
+    ) -> dict[str, Fields]:
         processor = transformers_processor(preprocess)
-        return {"config.json": transformers_config(config, labels), "preprocessor_config.json": processor}
+        return {"config.json": transformers_config(config, labels, quirks), "preprocessor_config.json": processor}
 
 
-def model_type(config: ViTConfig) -> str:
+def model_type(config: ViTConfig, quirks: Fields) -> str:
     """Return the model_type for a config."""
     if config.layer_scale is not None:
         return "dinov2_with_registers" if config.num_registers else "dinov2"
-    return "deit" if config.distillation or config.num_registers else "vit"
+    if not config.class_token:
+        return "ijepa"
+    if config.distillation or config.num_registers:
+        return "deit"
+    kind = str(quirks.get("model_type", "vit"))
+    return "vit" if kind == "vit_mae" and config.num_classes else kind
 
 
 def infer_model_type(tensors: Tensors) -> str:
@@ -139,15 +178,24 @@ def infer_model_type(tensors: Tensors) -> str:
         return "dinov2_with_registers"
     if "encoder.layer.0.layer_scale1.lambda1" in tensors:
         return "dinov2"
+    if "embeddings.cls_token" not in tensors:
+        return "ijepa"
     return "deit" if "embeddings.distillation_token" in tensors else "vit"
+
+
+def default_preprocess(kind: str) -> Fields:
+    """Return the preprocessing of a model without preprocessor_config.json, if it is not that of ViT."""
+    if "dino" in kind:
+        return {"crop": 0.875, "statistics": "imagenet"}
+    return {"statistics": "imagenet"} if kind in ("vit_mae", "vit_msn") else {}
 
 
 def infer_block_fields(tensors: Tensors, kind: str, json_config: Fields) -> Fields:
     """Infer depth and the fields that the first block shows."""
     fields: Fields = {"depth": count_blocks(tensors, "encoder.layer.", ".")}
     fields["qkv_bias"] = "encoder.layer.0.attention.attention.query.bias" in tensors
-    fields["norm_eps"] = json_config.get("layer_norm_eps", 1e-6 if "dino" in kind else 1e-12)
-    fields["activation"] = translate_value(json_config.get("hidden_act", "gelu"), ACTIVATIONS, "activation")
+    fields["norm_eps"] = json_config.get("layer_norm_eps", KINDS[kind][2])
+    fields["activation"] = parse_activation(json_config, "gelu")
     if "encoder.layer.0.layer_scale1.lambda1" in tensors:
         fields["layer_scale"] = 1.0
     for name in ("mlp.weights_out", "mlp.fc2", "output.dense"):
@@ -164,7 +212,9 @@ def infer_token_fields(tensors: Tensors, kind: str) -> Fields:
     two_heads = "distillation_classifier.weight" in tensors
     head = "cls_classifier.weight" if two_heads else "classifier.weight"
     fields: Fields = {"num_classes": get_shape(tensors, head, 2)[0] if head in tensors else 0}
-    fields |= {"distillation": two_heads, "pos_embed_prefix": 1}
+    fields |= {"distillation": two_heads, "pos_embed_prefix": 1, "pooling": "class"}
+    if "embeddings.cls_token" not in tensors:
+        fields |= {"class_token": False, "pooling": "average", "pos_embed_prefix": 0}
     if "embeddings.distillation_token" in tensors:
         fields["pos_embed_prefix"] = 2
         fields["num_registers"] = 0 if two_heads else 1
@@ -178,66 +228,21 @@ def infer_token_fields(tensors: Tensors, kind: str) -> Fields:
     return fields
 
 
-def parse_labels(id2label: Any) -> tuple[str, ...] | None:
-    """Return the labels by index; None for the placeholders LABEL_0, LABEL_1, ..."""
-    if not isinstance(id2label, dict) or not id2label:
-        return None
-    try:
-        names = tuple(str(id2label[str(i)]) for i in range(len(id2label)))
-    except KeyError:
-        return None
-    return None if names[0] == "LABEL_0" else names
-
-
-def parse_preprocess(processor: Fields) -> Fields:
-    """Convert preprocessor_config.json to fields of Preprocess."""
-    names = {"image_mean": "mean", "image_std": "std"}
-    fields: Fields = {
-        ours: processor[theirs] for theirs, ours in names.items() if isinstance(processor.get(theirs), list)
-    }
-    resample = processor.get("resample")
-    if isinstance(resample, int) and resample in RESAMPLING:
-        fields["interpolation"] = RESAMPLING[resample]
-    size, crop = parse_size(processor.get("size")), parse_size(processor.get("crop_size"))
-    resize, edge = ("cover", size["shortest_edge"]) if "shortest_edge" in size else ("squash", size.get("height", 0))
-    cropped = crop.get("height", 0) if processor.get("do_center_crop") else 0
-    if edge >= cropped > 0:
-        fields |= {"resize": resize, "crop": cropped / edge}
-    elif edge > 0 and resize == "squash":
-        fields |= {"resize": resize, "crop": 1.0}
-    return fields
-
-
-def parse_size(size: Any) -> dict[str, int]:
-    """Return the integers of a size; a single integer, as in older files, is a square."""
-    if isinstance(size, int):
-        return {"height": size, "width": size}
-    return {k: v for k, v in size.items() if isinstance(v, int)} if isinstance(size, dict) else {}
-
-
-def transformers_config(config: ViTConfig, labels: tuple[str, ...] | None) -> Fields:
+def transformers_config(config: ViTConfig, labels: tuple[str, ...] | None, quirks: Fields) -> Fields:
     """Return the config.json that transformers reads."""
-    kind = model_type(config)
-    name = CLASSES[kind] + ("WithTeacher" if config.distillation else "")
+    kind = model_type(config, quirks)
+    name = KINDS[kind][1] + ("WithTeacher" if config.distillation else "")
     if not config.num_classes:
         name = name.replace("ForImageClassification", "Model").replace("WithTeacher", "")
-    acts = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    result: Fields = {"architectures": [name], "model_type": kind, "hidden_size": config.embed_dim}
-    result |= {"num_hidden_layers": config.depth, "num_attention_heads": config.num_heads}
-    result |= {"image_size": size_to_json(config.image_size), "patch_size": size_to_json(config.patch_size)}
-    result |= {"num_channels": config.in_channels, "qkv_bias": config.qkv_bias, "layer_norm_eps": config.norm_eps}
-    result |= {"hidden_act": acts.get(config.activation, "gelu"), "hidden_dropout_prob": config.dropout}
+    result: Fields = {"architectures": [name], "model_type": kind, **shared_config(config, labels)}
+    result |= {"qkv_bias": config.qkv_bias, "hidden_dropout_prob": config.dropout}
     result |= {"attention_probs_dropout_prob": config.attention_dropout}
     if "dino" in kind:
         result |= {"mlp_ratio": dino_mlp_ratio(config), "use_swiglu_ffn": config.activation == "swiglu"}
-        result |= {"num_register_tokens": config.num_registers} if config.num_registers else {}
-    else:
-        result["intermediate_size"] = config.mlp_dim
-        if config.pre_logits:
-            result |= {"pooler_output_size": config.pre_logits, "pooler_act": "tanh"}
-    names = labels or tuple(f"LABEL_{i}" for i in range(config.num_classes))
-    result["id2label"] = {str(i): label for i, label in enumerate(names)}
-    result["label2id"] = {label: i for i, label in enumerate(names)}
+        return result | ({"num_register_tokens": config.num_registers} if config.num_registers else {})
+    result["intermediate_size"] = config.mlp_dim
+    if config.pre_logits:
+        result |= {"pooler_output_size": config.pre_logits, "pooler_act": "tanh"}
     return result
 
 
@@ -248,18 +253,3 @@ def dino_mlp_ratio(config: ViTConfig) -> int:
         if (width if config.activation != "swiglu" else (int(width * 2 / 3) + 7) // 8 * 8) == config.mlp_dim:
             return ratio
     raise ConversionError(f"transformers' DINOv2 has no integer mlp_ratio for mlp_dim={config.mlp_dim}.")
-
-
-def transformers_processor(preprocess: Fields) -> Fields:
-    """Return the preprocessor_config.json that transformers reads."""
-    height, width = preprocess["size"]
-    resample = {name: number for number, name in RESAMPLING.items()}[preprocess["interpolation"]]
-    result: Fields = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
-    result |= {"image_mean": list(preprocess["mean"]), "image_std": list(preprocess["std"]), "resample": resample}
-    rows, columns = (int(side / preprocess["crop"] + 1e-6) for side in (height, width))  # as Preprocess.resize_size
-    squash, crop = preprocess["resize"] == "squash", {"height": height, "width": width}
-    if squash and (rows, columns) == (height, width):
-        return {**result, "image_processor_type": "ViTImageProcessor", "size": crop}
-    kind = "DeiTImageProcessor" if squash else "BitImageProcessor"
-    result |= {"image_processor_type": kind, "do_center_crop": True, "do_convert_rgb": True, "crop_size": crop}
-    return {**result, "size": {"height": rows, "width": columns} if squash else {"shortest_edge": min(rows, columns)}}

@@ -1,36 +1,25 @@
 """lucidrains/vit-pytorch's ViT and SimpleViT state dicts (read only: its files store too little)."""
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
-
-from torch import Tensor
 
 from ...config import ViTConfig
 from ...errors import CheckpointError, Note
-from ..family import Family, Fields, Metadata, Source, Tensors, count_blocks, get_shape, infer_image_size
-from ..mapping import Rule, TensorMap
+from ..family import (
+    Family,
+    Fields,
+    Metadata,
+    Source,
+    Tensors,
+    count_blocks,
+    get_shape,
+    infer_image_size,
+    require_fields,
+)
+from ..mapping import PixelFirst, Rule, TensorMap
 
 ATTENTION, MLP = "transformer.layers.{}.0", "transformer.layers.{}.1.net"
 PATCH = "to_patch_embedding"
-
-
-@dataclass(frozen=True)
-class PixelFirst(Rule):
-    """Patches flattened with channels last; ours have channels first. Permutes the last axis."""
-
-    def export(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
-        return self.permute(tensor, (config.in_channels, *config.patch_size), (1, 2, 0))
-
-    def restore(self, suffix: str, tensor: Tensor, config: ViTConfig) -> Tensor:
-        return self.permute(tensor, (*config.patch_size, config.in_channels), (2, 0, 1))
-
-    def permute(self, tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
-        """Permute the axes of `shape`, which are flattened in the last axis."""
-        lead = tensor.shape[:-1]
-        axes = [*range(len(lead)), *(len(lead) + i for i in order)]
-        return tensor.reshape(*lead, *shape).permute(axes).reshape(*lead, -1)
-
 
 TENSOR_MAP: TensorMap = {
     "class_token": Rule("cls_token"),
@@ -104,12 +93,14 @@ class ViTPytorch(Family):
 
 
 def infer_heads(tensors: Tensors, overrides: Fields) -> Fields:
-    """Infer the number of heads: 64 wide by default in vit-pytorch, but the file does not store it."""
+    """Return the heads that the caller gives: the file does not say how the channels of attention are split."""
     inner = get_shape(tensors, ATTENTION.format(0) + ".to_qkv.weight", 2)[0] // 3
-    heads = overrides.get("num_heads") or (inner // overrides["head_dim"] if overrides.get("head_dim") else inner // 64)
-    if not heads or inner % int(heads):
-        raise CheckpointError(
-            f"The file does not store how {inner} attention channels are split into heads. "
-            "Give num_heads, for example num_heads=8 in Python or --num-heads 8 on the command line."
-        )
-    return {"num_heads": int(heads), "head_dim": inner // int(heads)}
+    if head_dim := overrides.get("head_dim"):
+        overrides = {"num_heads": inner // head_dim, **overrides}
+    default = inner // 64 if inner % 64 == 0 and inner > 64 else 8  # 64 is vit-pytorch's default of dim_head
+    reason = f"The file does not store how {inner} attention channels are split into heads."
+    require_fields(overrides, {"num_heads": default}, reason)
+    heads = int(overrides["num_heads"])
+    if not heads or inner % heads:
+        raise CheckpointError(f"{inner} attention channels cannot be split into num_heads={heads} heads.")
+    return {"num_heads": heads, "head_dim": inner // heads}
