@@ -119,8 +119,9 @@ def num_heads(name: str) -> int:
 
 def name_in_path(path: PurePath) -> str | None:
     """Return the known architecture that a file or its directory is named after, as in "NAME.TAG.safetensors"."""
-    for part in (path.name, path.parent.name):
-        name = part.split(".")[0].removeprefix("timm--").removeprefix("timm_")
+    snapshot = path.parents[2].name if len(path.parents) > 2 else ""  # models--timm--NAME.TAG/snapshots/COMMIT/file
+    for part in (path.name, path.parent.name, snapshot):
+        name = part.removeprefix("models--timm--").split(".")[0]
         if architecture_fields(name):
             return name
     return None

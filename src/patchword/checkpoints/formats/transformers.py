@@ -104,7 +104,9 @@ class Transformers(Family):
         if prefix and any(n.startswith(LAYER.split("{", maxsplit=1)[0]) for n in source.tensors):
             quirks["bare_layers"] = True  # transformers 5.23 writes ViT-MSN so
         kind = source.config.get("model_type")
-        return tensors, {**quirks, **({"model_type": kind} if kind in ("vit_msn", "vit_mae") else {})}
+        if kind in ("vit_msn", "vit_mae"):
+            quirks |= {"model_type": kind, "mask_ratio": source.config.get("mask_ratio", 0.75)}
+        return tensors, quirks
 
     def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
         prefix = "" if quirks.get("bare") else KINDS[model_type(config, quirks)][0] + "."
@@ -241,6 +243,8 @@ def transformers_config(config: ViTConfig, labels: tuple[str, ...] | None, quirk
         result |= {"mlp_ratio": dino_mlp_ratio(config), "use_swiglu_ffn": config.activation == "swiglu"}
         return result | ({"num_register_tokens": config.num_registers} if config.num_registers else {})
     result["intermediate_size"] = config.mlp_dim
+    if kind == "vit_mae":
+        result["mask_ratio"] = quirks["mask_ratio"]
     if config.pre_logits:
         result |= {"pooler_output_size": config.pre_logits, "pooler_act": "tanh"}
     return result

@@ -48,13 +48,15 @@ class TransformersDINOv3(Family):
         return PROJECTION in source.tensors and "layer.0.attention.q_proj.weight" in source.tensors
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
-        return add_key_bias(source.tensors, QUERIES, KEYS), {}
+        tensors = {n: t for n, t in source.tensors.items() if t.numel()}  # without registers, there is an empty tensor
+        return add_key_bias(tensors, QUERIES, KEYS), {}
 
     def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
-        """Add the mask token that the class requires; it is used in pre-training only, and initialized to zero."""
+        """Add what the class requires: a mask token, which only pre-training uses, and a tensor of registers."""
         tensors = tensors if config.key_bias else remove_key_bias(tensors, KEYS)
         token = tensors["embeddings.cls_token"]
-        return {"embeddings.mask_token": token.new_zeros(token.shape), **tensors}
+        unused = {"mask_token": token.new_zeros(token.shape), "register_tokens": token[:, :0]}
+        return {**{f"embeddings.{name}": t for name, t in unused.items()}, **tensors}
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
         defaults = {"num_heads": 6, "activation": "gelu", "norm_eps": 1e-5}
