@@ -24,6 +24,7 @@ from patchword.data.preprocess import HALF, Preprocess
 from patchword.errors import DataError, ImageError
 
 PHOTOS = {name: files("sklearn.datasets.images").joinpath(name).read_bytes() for name in ("china.jpg", "flower.jpg")}
+HEIC_FILES = Path(__file__).parents[1] / "fixtures/heic"
 
 
 def photo(name: str = "china.jpg") -> Image.Image:
@@ -138,7 +139,7 @@ def test_grayscale_of_a_color_jpeg_equals_that_of_the_png() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP", "AVIF"])
 def test_orientation_matches_exif_transpose(kind: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -283,7 +284,7 @@ def test_one_bit() -> None:
         assert np.asarray(load_image(encode(image, kind), mode="L")).tolist() == [[0, 255, 0]]
 
 
-@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF", "AVIF"])
 def test_first_frame_of_an_animation(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ((200, 0, 0), (0, 200, 0), (0, 0, 200))]
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
@@ -291,7 +292,7 @@ def test_first_frame_of_an_animation(kind: str) -> None:
     assert difference(load_image(data), np.full((8, 8, 3), (200, 0, 0))).max() <= 2
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "PPM"])
 def test_one_pixel(kind: str) -> None:
     decoded = load_image(encode(Image.new("RGB", (1, 1), "white"), kind), min_size=(224, 224))
     assert decoded.size == (1, 1)
@@ -465,6 +466,10 @@ def small_files() -> dict[str, bytes]:
         "float TIFF": encode(Image.fromarray(gradient(np.float32, 1.0)), "TIFF"),
         "BMP": encode(image, "BMP"),
         "PPM": encode(image, "PPM"),
+        "AVIF": encode(image, "AVIF", exif=exif),
+        "animated AVIF": encode(image, "AVIF", save_all=True, append_images=frames[1:]),
+        "HEIC": (HEIC_FILES / "rotated.heic").read_bytes(),
+        "tiled HEIC": (HEIC_FILES / "tiles.heic").read_bytes(),
     }
 
 

@@ -40,7 +40,9 @@ MISSING_EXTRAS = {
     "serve": ("serve", ("serve", "patchword:cifar10")),
     "engine": ("export", ("predict", "patchword:cifar10", "image.png", "--engine", "onnx")),
     "export": ("export", ("export", "patchword:cifar10", "model.onnx")),
+    "HEIC": ("heic", ("inspect", "patchword:cifar10", "photo.heic", "--out", "seen")),
     "parquet": ("data", ("evaluate", "patchword:cifar10", "rows.parquet")),
+    "features": ("data", ("embed", "patchword:cifar10", "image.png", "--out", "features.parquet")),
     "hub dataset": ("data", ("evaluate", "patchword:cifar10", "hf-datasets:owner/name")),
     "logger": ("log", ("train", "quickstart", "--loggers", "tensorboard")),
 }
@@ -181,9 +183,10 @@ def installed_from_clone(built: Built, tmp_path_factory: pytest.TempPathFactory)
 
 
 def make_runner(installation: Installation, folder: Path) -> Run:
-    """Make a function that runs a program of the environment in an empty folder with one image."""
+    """Make a function that runs a program of the environment in a folder with two images."""
     Image.effect_noise((48, 40), 60).convert("RGB").save(folder / "image.png")
     (folder / "rows.parquet").write_bytes(b"PAR1")
+    shutil.copy(ROOT / "tests/fixtures/heic/photo.heic", folder)
     home = str(installation.folder.parent)  # kept between commands: matplotlib caches its list of fonts
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "PATCHWORD", "HF_", "XDG_"))}
 
@@ -252,6 +255,12 @@ def test_predict(user: Run) -> None:
     (row,) = json.loads(result.stdout)
     assert {score["label"] for score in row["predictions"]} == {*class_names("cifar10")}
     assert sum(score["probability"] for score in row["predictions"]) == pytest.approx(1)
+
+
+def test_models(user: Run) -> None:
+    result = user("patchword", "models", "--json")
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)["hub"]) >= 40
 
 
 def test_inspect(user: Run, tmp_path: Path) -> None:

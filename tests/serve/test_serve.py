@@ -97,6 +97,15 @@ def test_unreadable_image_among_others(server: Server) -> None:
     assert [r.get("code") for r in response.json()["results"]] == [None, "image_unsupported", None]
 
 
+def test_heic_and_avif(server: Server, folder: Path) -> None:
+    avif = io.BytesIO()
+    Image.open(io.BytesIO(png(seed=1))).save(avif, "AVIF")
+    heic = (Path(__file__).parents[1] / "fixtures/heic/tiles.heic").read_bytes()
+    for data, kind in ((avif.getvalue(), "image/avif"), (heic, "image/heic")):
+        (result,) = post(server, "/v1/predict?top=1", data, kind).json()["results"]
+        assert result["predictions"][0]["label"] == Classifier.load(folder)(data).label
+
+
 def test_explanations(server: Server, folder: Path) -> None:
     data = png((60, 90))
     result = post(server, "/v1/predict?explain=true", data).json()["results"][0]

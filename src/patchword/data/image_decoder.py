@@ -17,22 +17,21 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 import simplejpeg
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
-from ..errors import DataError, ImageError
+from ..errors import DataError, ImageError, how_to_install
+from .heif_container import BRANDS_SIZE, check_heic, find_codec
 
 Mode = Literal["RGB", "L"]
 """The mode of a decoded image, as in Pillow: RGB or grayscale."""
 
 # Only the formats of photos and screenshots. Pillow opens about forty formats, among them interpreters (EPS calls
-# Ghostscript) and decoders that are hardly tested.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-UNSUPPORTED_SUFFIXES = (".heic", ".heif", ".avif")  # listed as images, so that they are reported
+# Ghostscript) and decoders that are hardly tested. HEIC is not in this list: it is decoded without Pillow.
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = frozenset(
     [
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-        *(".ppm", ".pgm", ".pbm", ".pnm"),
-        *UNSUPPORTED_SUFFIXES,
+        *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".heic", ".heif", ".hif"),  # .hif: some cameras
     ]
 )
 
@@ -121,7 +120,7 @@ def list_images(folder: str | Path) -> list[Path]:
         raise DataError(f"{folder} is not a folder{'' if folder.exists() else ', it does not exist'}. Check the path.")
     files = sorted(_walk(folder))
     if not files:
-        supported = ", ".join(sorted(IMAGE_SUFFIXES.difference(UNSUPPORTED_SUFFIXES)))
+        supported = ", ".join(sorted(IMAGE_SUFFIXES))
         raise DataError(f"There are no images below {folder}. Supported suffixes: {supported}.")
     return files
 
@@ -187,23 +186,33 @@ def _explain(error: Exception) -> tuple[str, str]:
         case PermissionError():
             return "permission is denied. Make the file readable.", "image_permission_denied"
         case UnidentifiedImageError():
-            return f"it is not an image in a supported format. Use {', '.join(FORMATS)}.", "image_unsupported"
+            formats = ", ".join((*FORMATS, "HEIC"))
+            return f"it is not an image in a supported format. Use {formats}.", "image_unsupported"
         case Image.DecompressionBombError() | Image.DecompressionBombWarning():
             return "it has far more pixels than are allowed. Shrink it first.", "image_too_large"
         case MemoryError():
             return "there is not enough memory for it. Shrink it first.", "image_out_of_memory"
-    detail = f"{type(error).__name__}: {error}"
+    detail = " ".join(f"{type(error).__name__}: {error}".split())  # messages of libheif end with a newline
     return f"it is damaged or truncated ({detail}). Copy, download or export it again.", "image_damaged"
 
 
 def _decode(file: BinaryIO, mode: Mode, min_size: tuple[int, int] | None, max_pixels: int) -> Image.Image:
-    header = Image.open(file, formats=FORMATS)
+    codec = find_codec(file.read(BRANDS_SIZE))
+    file.seek(0)
+    if codec == "HEIC":
+        return to_mode(_decode_heic(file, max_pixels), mode)
+    if codec == "AVIF" and not features.check("avif"):
+        reason = "the installed Pillow was built without AVIF. Install a wheel of Pillow, or convert the image to JPEG."
+        raise ImageError(reason, code="image_unsupported")
+    try:
+        header = Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        if codec != "AVIF":
+            raise
+        reason = "it is a damaged or truncated AVIF file. Copy, download or export it again."
+        raise ImageError(reason, code="image_damaged") from error
     width, height = header.size
-    if width * height > max_pixels:
-        raise ImageError(
-            f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed. Shrink it, or raise max_pixels.",
-            code="image_too_large",
-        )
+    _check_num_pixels(width, height, max_pixels)
     if header.format in ("JPEG", "MPO"):  # MPO: several JPEGs in one file, from some cameras
         _check_num_scans(file)
         orientation = _orientation(header)
@@ -216,6 +225,42 @@ def _decode(file: BinaryIO, mode: Mode, min_size: tuple[int, int] | None, max_pi
         orientation = _orientation(header)  # after load(): PNG may store EXIF after the pixels
         converted = to_mode(header, mode)
     return converted.transpose(_TRANSPOSES[orientation]) if orientation in _TRANSPOSES else converted
+
+
+def _check_num_pixels(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ImageError(
+            f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed. Shrink it, or raise max_pixels.",
+            code="image_too_large",
+        )
+
+
+def _decode_heic(file: BinaryIO, max_pixels: int) -> Image.Image:
+    """Decode with pi-heif, which is imported here because few programs need it, and not registered in Pillow.
+
+    The result is upright: HEIF has its own rotation, which libheif applies. That of EXIF only repeats it.
+    """
+    data = file.read()
+    try:
+        import pi_heif
+
+        check_heic(data, max_pixels)
+        heif = pi_heif.open_heif(data)  # reads the metadata only
+        if not (len(heif) and heif.info["primary"]):  # pi-heif leaves out what libheif cannot decode
+            raise SyntaxError("its main image has another codec than HEVC, or is hidden")
+        if heif.mode not in ("RGB", "RGBA", "RGBa", "L"):
+            # pi-heif writes beyond the pixels if they have fewer bits than the file says.
+            raise SyntaxError("it is grayscale with more than 8 bits")
+        width, height = heif.size
+        _check_num_pixels(width, height, max_pixels)
+        image: Image.Image = heif.to_pillow()
+    except ImportError as error:
+        reason = f"HEIC needs the package pi-heif: {how_to_install('heic')}."
+        raise ImageError(reason, code="image_unsupported") from error
+    except (SyntaxError, RuntimeError) as error:  # by these, pi-heif means that libheif lacks a feature, or refuses
+        reason = f"HEIF files of its kind are not supported ({' '.join(str(error).split())}). Convert it to JPEG."
+        raise ImageError(reason, code="image_unsupported") from error
+    return image
 
 
 def _check_num_scans(file: BinaryIO) -> None:
