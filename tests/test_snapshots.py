@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import load_file
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
@@ -193,11 +192,11 @@ def test_logits_of_the_shipped_model() -> None:
 
 
 def test_golden_cases() -> None:
-    from helpers.golden_cases import CASES, GOLDEN, MODELS, read_case  # skips where the golden cases are absent
+    from helpers.golden_cases import CASES, MODELS, PATHS, read_case, read_golden  # skips where they are absent
 
     found = {}
-    for name in MODELS:
-        case, images = CASES[name], load_file(GOLDEN / name / "golden.safetensors")["images"]
+    for name in [name for name in MODELS if PATHS[name].parent.name == "golden"]:
+        case, images = CASES[name], read_golden(name)["images"]
         checkpoint = read_case(name)
         if case["input_size"] != case["image_size"]:
             checkpoint = checkpoint.adapt(image_size=tuple(case["input_size"]))
@@ -330,6 +329,22 @@ def test_predict_json(command: Any, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     images = (photos / "cat/0.png", tmp_path / "broken.png")
     check_schema("predict", command("predict", "patchword:cifar10", *images, "--json", code=3))
+
+
+def test_embed_json(command: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    arguments = ("--out", tmp_path / "features.npz", "--json")
+    found = command("embed", "patchword:cifar10", photos / "cat/0.png", tmp_path / "broken.png", *arguments, code=3)
+    check_schema("embed", found)
+
+
+def test_models_json(command: Any) -> None:
+    check_schema("models", command("models", "--json"))
+
+
+def test_show_json(command: Any) -> None:
+    found = command("show", FORMAT1 / "run_unfinished", "--json")
+    check_schema("show", {**found, "config": {}, "provenance": {}}, data_keys=("differences",))
 
 
 def test_evaluate_json(command: Any, photos: Path) -> None:

@@ -38,6 +38,7 @@ _MODULES = {
     "augmentation": "config.presets",
     "build_model": "models",
     "create_model": "models",
+    "embed": "inference.embed",
     "evaluate": "evaluation.evaluate",
     "features": "inspection.capture",
     "from_arrays": "data.sources",
@@ -79,6 +80,7 @@ __all__ = [
     "augmentation",
     "build_model",
     "create_model",
+    "embed",
     "evaluate",
     "features",
     "from_arrays",
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
     from .evaluation.evaluate import evaluate
     from .evaluation.probe import probe
     from .inference.classifier import Classifier
+    from .inference.embed import embed
     from .inspection.capture import attention_maps, features
     from .models import ViT, adapt_model, build_model, create_model, optimize_for_cpu, patchify, unpatchify
     from .recipes import load_recipe

@@ -1,5 +1,6 @@
 """Model directories, conversion to and from every format, errors of readers, and adaptation by the caller."""
 
+import argparse
 import dataclasses
 import json
 import re
@@ -456,6 +457,16 @@ def test_error_codes_survive_wrapping(tmp_path: Path, monkeypatch: pytest.Monkey
             with pytest.raises(CheckpointError, match=r"model\.json") as caught:
                 read_checkpoint(tmp_path / "model")
             assert caught.value.code == code
+
+
+def test_options_of_training_scripts_are_skipped(tmp_path: Path) -> None:
+    """Checkpoints of DeiT's and MAE's training scripts hold an argparse.Namespace next to the weights."""
+    write_checkpoint(tmp_path / "model.pth", make_checkpoint(), "deit")
+    content = torch.load(tmp_path / "model.pth", weights_only=True)
+    torch.save({**content, "args": argparse.Namespace(lr=1e-3, data=["a"]), "epoch": 3}, tmp_path / "full.pth")
+    again = read_checkpoint(tmp_path / "full.pth", num_heads=3)
+    assert again.config == read_checkpoint(tmp_path / "model.pth", num_heads=3).config
+    assert torch.equal(again.tensors["head.weight"], make_checkpoint().tensors["head.weight"])
 
 
 def test_pickles_with_objects_have_their_own_code(tmp_path: Path) -> None:

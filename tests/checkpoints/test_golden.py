@@ -8,6 +8,7 @@ import torch
 from helpers.golden_cases import CASES, MODELS, checkpoint_path, overrides_of, read_case, read_golden
 from patchword.checkpoints import read_checkpoint, write_checkpoint
 from patchword.checkpoints.detect_format import load_source
+from patchword.data.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN
 from patchword.errors import ConversionError
 from patchword.models.pos_embed import resample_grid
 
@@ -48,6 +49,32 @@ def test_outputs(name: str) -> None:
         torch.testing.assert_close(outputs[output], golden[output], rtol=0, atol=TOLERANCE, msg=f"{name}: {output}")
 
 
+@pytest.mark.parametrize(
+    ("name", "mean", "summary"),
+    [
+        ("hf_siglip_model_sparse", HALF, "squash to 32x32, bicubic"),
+        ("hf_siglip2_vision", HALF, "squash to 32x32, bilinear"),
+        ("hf_clip_vision", CLIP_MEAN, "resize to 32x32, crop 32x32, bicubic"),
+        ("hf_dinov3", IMAGENET_MEAN, "squash to 32x32, bilinear"),
+        ("hf_vit_msn", IMAGENET_MEAN, "squash to 32x32, bilinear"),
+        ("open_clip_bin", CLIP_MEAN, "resize to 32x48, crop 32x48, bicubic"),
+        ("open_clip_timm_siglip", HALF, "squash to 32x32, bicubic"),
+        ("timm_eva02_fused", CLIP_MEAN, "resize to 35x35, crop 32x32, bicubic"),
+        ("timm_dinov3", IMAGENET_MEAN, "resize to 32x32, crop 32x32, bicubic"),
+        ("timm_beit", HALF, "resize to 35x35, crop 32x32, bicubic"),
+        ("mae_finetuned", IMAGENET_MEAN, "resize to 36x36, crop 32x32, bicubic"),
+    ],
+)
+def test_preprocessing(name: str, mean: tuple[float, ...], summary: str) -> None:
+    """What the file beside the checkpoint states, else the default of the family, with a note."""
+    checkpoint = read_case(name)
+    assert checkpoint.preprocess is not None
+    assert checkpoint.preprocess.mean == pytest.approx(mean)
+    assert checkpoint.preprocess.summary().startswith(summary + ",")
+    noted = "preprocess_assumed" in {note.code for note in checkpoint.notes}
+    assert noted == (CASES[name]["family"] == "mae")
+
+
 @pytest.mark.parametrize("change", [{"norm_eps": 1e-5}, {"activation": "gelu"}])
 def test_tolerance_can_fail(change: dict) -> None:
     """The tolerance rejects a wrong epsilon and a wrong GELU."""
@@ -80,6 +107,19 @@ def test_through_another_format(name: str, through: str, tmp_path: Path) -> None
     heads = {"num_heads": CASES[name]["heads"]}
     write_checkpoint(back, read_checkpoint(there, **heads), family)
     assert_same_file(checkpoint_path(name), back)
+
+
+@pytest.mark.parametrize("name", ["hf_clip_model", "hf_clip_vision_proj", "open_clip_bin", "open_clip_quickgelu"])
+def test_projection_of_clip_through_timm(name: str, tmp_path: Path) -> None:
+    """In timm, the projection is a head with a bias of zeros; it is not read as a classifier."""
+    before = read_case(name)
+    write_checkpoint(tmp_path / "timm", before, "timm")
+    after = read_checkpoint(tmp_path / "timm")
+    assert (after.config.projection_dim, after.config.num_classes) == (before.config.projection_dim, 0)
+    assert torch.equal(after.tensors["pre_logits.weight"], before.tensors["pre_logits.weight"])
+    with torch.no_grad():
+        features = after.build_model()(read_golden(name)["images"])
+    torch.testing.assert_close(features, read_golden(name)["features"], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.slow

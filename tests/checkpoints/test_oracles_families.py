@@ -1,11 +1,13 @@
 """Parity with transformers for DINOv3, SigLIP, CLIP, BEiT, MAE, I-JEPA, MSN and AIMv2: random models, both ways."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from patchword.checkpoints import read_checkpoint, write_checkpoint
@@ -135,3 +137,35 @@ def test_without_config_json(kind: str, tmp_path: Path) -> None:
     given = {name: getattr(expected.config, name) for name in error.value.missing}
     again = read_checkpoint(tmp_path, num_heads=3, **{n: v for n, v in given.items() if n != "num_heads"})
     assert again.config.replace(image_size=32) == expected.config
+
+
+def test_aimv2_files_of_apple(tmp_path: Path) -> None:
+    """Apple's own files have other names, and queries, keys and values in one tensor."""
+    theirs = transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**SMALL, **MLP, use_head=False)).eval()
+    for name, parameter in theirs.named_parameters():
+        nn.init.normal_(parameter, std=0.03 if "embedding" in name else 0.3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    tensors, apple = load_file(tmp_path / "theirs/model.safetensors"), {}
+    names = {"embeddings.patch_embed.": "preprocessor.patchifier.proj.", "rms_norm.": "trunk.post_trunk_norm."}
+    names |= {"embeddings.rms_norm.": "preprocessor.patchifier.norm.", "encoder.layers.": "trunk.blocks."}
+    parts = {"rms_norm": "norm_", "attention.out_proj": "attn.proj", "ffn.gate_proj": "mlp.fc1"}
+    parts |= {"ffn.up_proj": "mlp.fc3", "ffn.down_proj": "mlp.fc2"}
+    apple["preprocessor.pos_embed"] = tensors.pop("embeddings.position_embedding.weight")[None]
+    for i in range(2):
+        qkv = [tensors.pop(f"encoder.layers.{i}.attention.{part}_proj.weight") for part in ("q", "k", "v")]
+        apple[f"trunk.blocks.{i}.attn.qkv.weight"] = torch.cat(qkv)
+    for name, tensor in tensors.items():
+        start = next(start for start in names if name.startswith(start))
+        new = names[start] + name.removeprefix(start)
+        if start == "encoder.layers.":
+            for before, after in parts.items():
+                new = new.replace(before, after)
+        apple[new] = tensor
+    (tmp_path / "apple").mkdir()
+    save_file(apple, tmp_path / "apple/model.safetensors")
+    config = {"model_type": "aimv2", "num_attention_heads": 3, "rms_norm_eps": 1e-5, "qkv_bias": False}
+    (tmp_path / "apple/config.json").write_text(json.dumps({**config, "image_size": 32}))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        features = read_checkpoint(tmp_path / "apple").build_model()(images)
+    torch.testing.assert_close(features, their_output(theirs, images), rtol=0, atol=TOLERANCE)

@@ -34,8 +34,8 @@ def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bo
     if not isinstance(checkpoint.config, ViTConfig):
         raise ConversionError(f"The {name} format stores Vision Transformers, not ResNets.")
     quirks = checkpoint.quirks if checkpoint.family == name else {}
+    check_suffix(out, next(family for family in FAMILIES if family.name == name))
     family = select_family(name, checkpoint.config, quirks)
-    check_suffix(out, family)
     tensors, config = move_prefix_positions(
         checkpoint.tensors, checkpoint.config, family.num_positioned_tokens(checkpoint.config)
     )
@@ -102,7 +102,8 @@ def verify_written(path: Path, out: Path, family: Family, written: Checkpoint) -
             f"The {family.name} format cannot store a model with {', '.join(wrong) or 'these tensors'}."
         )
     texts = [
-        f"{family.name} code computes with {k}={after[k]}, this model with {before[k]}: outputs differ slightly."
+        f"{family.name} code computes with {k}={after[k] or 'their default'}, this model with {k}={before[k]}: outputs "
+        "differ slightly."
         for k in changed
     ]
     notes = [Note(text, "numerics_differ") for text in texts]

@@ -18,10 +18,11 @@ from ..core.progress import report_lines
 from ..errors import HubError
 
 EXAMPLE = "hf:google/vit-base-patch16-224 or hf:google/vit-base-patch16-224@main"
-DESCRIPTIONS = ("model.json", "config.json", "preprocessor_config.json")
+DESCRIPTIONS = ("model.json", "config.json", "preprocessor_config.json", "open_clip_config.json")
 SHARDS = "model-*-of-*.safetensors"
 # The first pattern with a match is used: safetensors before formats that contain pickles or need conversion.
-WEIGHTS = ("model.safetensors", SHARDS, "*.safetensors", "pytorch_model.bin", "*.pth", "*.npz")
+PICKLES = ("pytorch_model.bin", "open_clip_pytorch_model.bin", "*.pth")
+WEIGHTS = ("model.safetensors", SHARDS, "*.safetensors", *PICKLES, "*.npz")
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\w[\w./+-]*))?", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -3,6 +3,7 @@
 This module does not know about models. Every problem with a file becomes a CheckpointError that names it.
 """
 
+import argparse
 import pickle
 import warnings
 import zipfile
@@ -103,7 +104,8 @@ def read_pth(path: Path) -> tuple[Tensors, bool]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about odd zip entries before it refuses them
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals([argparse.Namespace]):  # the options of a training script, plain data
+                content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             unsafe = isinstance(error, pickle.UnpicklingError)  # raised for everything but plain data
             reason = "it contains Python objects" if unsafe else one_line(error)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 REQUIRED: Any = inspect.Parameter.empty  # the default of an argument that must be given
+MAX_CHOICES_WIDTH = 60  # of choices as a metavar; --help lists longer ones in the description
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH", bool: "true|false"}
 
 
@@ -110,7 +111,8 @@ def default_metavar(hint: Any) -> str:
     """Return a metavar for a type: N for integers, a|b for choices."""
     member = union_members(hint)[0]
     if typing.get_origin(member) is Literal:
-        return "|".join(map(str, typing.get_args(member)))
+        choices = "|".join(map(str, typing.get_args(member)))
+        return choices if len(choices) <= MAX_CHOICES_WIDTH else "NAME"
     if typing.get_origin(member) is tuple:
         items = typing.get_args(member)
         if items == (int, int):

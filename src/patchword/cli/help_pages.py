@@ -26,9 +26,11 @@ GROUPS = {
         "train": "train or fine-tune a model on your images, or with a recipe",
         "resume": "continue a run that was stopped or killed",
         "recipes": "list the recipes: what each one does, its command, its result",
+        "models": "list the models that there are: formats, presets, hub names",
     },
     "Use": {
         "predict": "classify images, and explain the predictions",
+        "embed": "write image embeddings, the features before the head",
         "convert": "write a model in the format of timm, transformers, Google, ...",
     },
     "Measure": {
@@ -37,7 +39,10 @@ GROUPS = {
         "bench": "compare the inference engines on this machine",
         "study": "repeat an experiment of the paper at small scale",
     },
-    "Understand": {"inspect": "draw the paper's figures, and explanations of predictions"},
+    "Understand": {
+        "show": "print what was recognized in a checkpoint, and what was assumed",
+        "inspect": "draw the paper's figures, and explanations of predictions",
+    },
     "Ship": {
         "export": "write an ONNX, torch.export or OpenVINO file, also in int8",
         "serve": "serve a model over HTTP: a JSON API and a web page",
@@ -217,7 +222,8 @@ def row_text(argument: Argument) -> str:
     """Return the description as a sentence, with choices that the metavar lacks and the default, if there is one."""
     description = argument.description.replace("`", "").strip().rstrip(".")
     description = description[:1].upper() + description[1:]
-    if argument.choices and "|" not in argument.metavar and argument.choices[0] not in description:
+    is_listed = "|" in argument.metavar or all(choice in description for choice in argument.choices)
+    if argument.choices and not is_listed:
         description += f": {', '.join(argument.choices)}"
     default = format_default(argument)
     return f"{description}." + (f" (default:{NO_BREAK}{default})" if default else "")

@@ -27,10 +27,12 @@ from .commands.card_command import card
 from .commands.completion_command import completion
 from .commands.convert_command import convert
 from .commands.doctor_command import doctor
+from .commands.embed_command import embed
 from .commands.evaluate_command import evaluate
 from .commands.export_command import export
 from .commands.help_command import show_help
 from .commands.inspect_command import inspect_model
+from .commands.models_command import list_models
 from .commands.predict_command import predict
 from .commands.probe_command import probe
 from .commands.push_command import push
@@ -38,6 +40,7 @@ from .commands.quickstart_command import quickstart
 from .commands.recipes_command import recipes
 from .commands.resume_command import resume
 from .commands.serve_command import serve
+from .commands.show_command import show
 from .commands.study_command import study
 from .commands.train_command import base_config, recipe_for, train
 from .config_flags import CONFIG_VALUES, ValueKind, check_sections, extract_config_flags, model_flags, run_flags
@@ -49,12 +52,15 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "resume": resume,
     "recipes": recipes,
+    "models": list_models,
     "predict": predict,
+    "embed": embed,
     "convert": convert,
     "evaluate": evaluate,
     "probe": probe,
     "bench": bench,
     "study": study,
+    "show": show,
     "inspect": inspect_model,
     "export": export,
     "serve": serve,

@@ -55,8 +55,8 @@ class ModelArgs:
     interpolation: Annotated[Interpolation | None, arg("nearest|bilinear|bicubic|lanczos")] = None
     """filter with which images are resized"""
 
-    def read(self, reference: str) -> "Checkpoint":
-        """Read a checkpoint with these overrides; assumptions are printed to standard error."""
+    def read(self, reference: str, *, print_assumptions: bool = True) -> "Checkpoint":
+        """Read a checkpoint with these overrides; by default, assumptions are printed to standard error."""
         from ..checkpoints import read_checkpoint
 
         fields = {name: value for name, value in CONFIG_VALUES.items() if name not in CHANNEL_STATS}
@@ -69,7 +69,8 @@ class ModelArgs:
         except ConfigError as error:  # name the flags
             message = re.sub(r"preprocess\.(mean|std|crop)\b", r"--\1", str(error))
             raise ConfigError(message, code=error.code) from None
-        print_notes(checkpoint.notes)
+        if print_assumptions:
+            print_notes(checkpoint.notes)
         return checkpoint
 
     def load_classifier(self, reference: str, engine: str = "torch") -> "Classifier":

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoints import Checkpoint, read_checkpoint
+from ..checkpoints import Checkpoint
 from ..config import DataConfig
 from ..data.resolve import open_data, with_validation
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError, DataError
-from ..inference.classifier import Encoder
+from ..inference.classifier import Encoder, open_encoder
 from .frozen_features import extract_features
 from .knn_probe import knn_accuracies
 from .logistic_probe import fit_best_logistic, refit_logistic
@@ -141,20 +141,6 @@ def probe(
         skipped_shots=tuple(n for n in shots if n > smallest),
         split="test" if splits.test is not None else "validation",
     )
-
-
-def open_encoder(model: str | Path | Checkpoint | Encoder) -> Encoder:
-    """Open a model reference, a checkpoint or a classifier as an encoder."""
-    if isinstance(model, str | Path):
-        model = read_checkpoint(model)
-    if isinstance(model, Checkpoint):
-        return Encoder(model)
-    if not isinstance(model, Encoder):
-        kind = type(model).__name__
-        raise ConfigError(
-            f"A probe takes a model reference, a Checkpoint or a Classifier, which know the preprocessing, not {kind}."
-        )
-    return model
 
 
 def few_shot_accuracies(

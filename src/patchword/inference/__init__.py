@@ -1,1 +1,1 @@
-"""From images to predictions: the one path that predict, evaluate, inspect, bench, export check and serve use."""
+"""From images to predictions and embeddings: the one path that all commands use."""

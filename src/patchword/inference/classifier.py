@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from .predictions import Prediction, class_labels, to_probabilities, top_predict
 BATCH_SIZE = 16
 MAX_LISTED = 20  # classes that a message lists
 
+Item = TypeVar("Item")
 Compute = Callable[[Tensor], Tensor]
 """A function from pixels, uint8 (B, H, W, C), to a tensor with one row for each image."""
 
@@ -159,11 +160,7 @@ class Classifier(Encoder):
     """
 
     def __init__(self, checkpoint: Checkpoint, engine: str | Engine = "torch") -> None:
-        if not checkpoint.config.num_classes:
-            raise ConfigError(
-                "The model has no head, so it cannot classify. Load it with num_classes and train it.",
-                code="unsupported_by_model",
-            )
+        require_head(checkpoint)
         super().__init__(checkpoint)
         self.labels = class_labels(checkpoint)
         self.engine_name = self.engine_description = "" if callable(engine) else engine
@@ -244,9 +241,33 @@ class Classifier(Encoder):
         return self.map_images(images, self.logits, batch_size, full=full)
 
 
-def batches(images: Iterable[ImageInput], batch_size: int) -> Iterator[list[ImageInput]]:
-    """Return lists of at most `batch_size` images."""
-    rest = iter(images)
+def open_encoder(model: str | Path | Checkpoint | Encoder) -> Encoder:
+    """Open a model reference, a checkpoint or a classifier as an encoder."""
+    if isinstance(model, str | Path):
+        model = read_checkpoint(model)
+    if isinstance(model, Checkpoint):
+        return Encoder(model)
+    if not isinstance(model, Encoder):
+        kind = type(model).__name__
+        raise ConfigError(
+            f"Give a model reference, a Checkpoint or a Classifier, which know the preprocessing, not a {kind}."
+        )
+    return model
+
+
+def require_head(checkpoint: Checkpoint) -> None:
+    """Refuse to classify with a model that has no head, and say what it is good for."""
+    if not checkpoint.config.num_classes:
+        raise ConfigError(
+            "The model has no head, so it cannot classify: use patchword embed for its features, patchword probe MODEL "
+            "DATA to measure them, or patchword train DATA --init MODEL to train a head.",
+            code="unsupported_by_model",
+        )
+
+
+def batches(items: Iterable[Item], batch_size: int) -> Iterator[list[Item]]:
+    """Return lists of at most `batch_size` items."""
+    rest = iter(items)
     return iter(lambda: list(itertools.islice(rest, batch_size)), [])
 
 

@@ -17,7 +17,7 @@ from ..config import ViTConfig
 from ..core.runtime import limit_threads
 from ..engines.auto import select_engine
 from ..errors import ConfigError, ImageError
-from ..inference.classifier import Classifier, find_class
+from ..inference.classifier import Classifier, find_class, require_head
 from ..inspection.explain import Method
 from .limits import Limits
 from .middleware import RequestMiddleware
@@ -112,8 +112,9 @@ def create_app(
     checkpoint = model.checkpoint if isinstance(model, Classifier) else model
     engine = engine or (model.engine_name if isinstance(model, Classifier) else "") or "torch"
     checkpoint = read_checkpoint(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    if not checkpoint.config.num_classes or checkpoint.preprocess is None:
-        raise ConfigError("Only models with a classification head and 1 or 3 input channels can be served.")
+    require_head(checkpoint)
+    if checkpoint.preprocess is None:
+        raise ConfigError(f"A model of {checkpoint.config.in_channels} channels cannot be served: images have 1 or 3.")
     if token is not None and not token.strip():
         raise ConfigError("The token is empty. Use None for no authentication.")
     limits, metrics = limits or Limits(), Metrics(log)

@@ -18,7 +18,7 @@ from ..family import (
     require_fields,
 )
 from ..mapping import Patch, Rule, Squeezed, TensorMap, Transposed
-from .timm import Timm
+from .timm import PROJECTION, Timm
 
 VISUAL, TRUNK = "visual.", "visual.trunk."
 HEAD = "visual.head.proj.weight"  # of a tower of timm
@@ -104,18 +104,13 @@ class OpenCLIPTimm(Timm):
         if visual not in ([], [HEAD]):
             raise CheckpointError(f"The image tower has another head than a linear one: {', '.join(visual[:4])}.")
         tensors, _ = super().normalize(trunk(source))
-        return {**tensors, **({"head_proj.weight": source.tensors[HEAD]} if visual else {})}, {}
+        return {**tensors, **({PROJECTION: source.tensors[HEAD]} if visual else {})}, {}
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
         metadata = super().read_metadata(trunk(source), tensors, overrides)
-        if "head_proj.weight" in tensors:
-            metadata.fields["projection_dim"] = get_shape(tensors, "head_proj.weight", 2)[0]
         metadata.preprocess |= parse_preprocess(source)
         metadata.notes += note_if(source, TEXT_TOWER, Note(TEXT_NOTE, "text_tower_skipped"))
         return metadata
-
-    def tensor_map(self, config: ViTConfig) -> TensorMap:
-        return {**super().tensor_map(config), "pre_logits": Rule("head_proj")}
 
 
 def trunk(source: Source) -> Source:

@@ -15,11 +15,12 @@ from ..family import (
     Metadata,
     Source,
     Tensors,
+    get_shape,
     infer_num_heads,
     require_fields,
 )
 from ..mapping import OffsetTable, Patch, Rule, TensorMap, Transposed
-from .timm_architectures import architecture_fields, name_in_path
+from .timm_architectures import architecture_fields, has_projection, name_in_path
 from .timm_fields import BACKBONE, infer_fields, infer_positions
 from .timm_json import POOLS, parse_model_args, parse_preprocess, timm_config
 from .timm_names import FREQUENCIES, TABLE, restore, unify
@@ -55,6 +56,7 @@ TENSOR_MAP: TensorMap = {
     "pool.out": Rule("attn_pool.proj"),
     "pool.fc1": Rule("attn_pool.mlp.fc1"),
     "pool.fc2": Rule("attn_pool.mlp.fc2"),
+    "pre_logits": Rule("projection"),
     "head": Rule("head"),
     "head_distilled": Rule("head_dist"),
     "stem.conv": Rule(f"{BACKBONE}.stem.conv"),
@@ -65,6 +67,7 @@ TENSOR_MAP: TensorMap = {
 }
 ROOT_ONLY = {"stem.conv": Rule(f"{BACKBONE}.conv"), "stem.norm": Rule(f"{BACKBONE}.norm")}
 
+PROJECTION = "projection.weight"  # in timm, CLIP's projection is a head with a bias of zeros
 ROPE_FIELDS = ("rope", "rope_base", "rope_reference")
 # What the tensors do not show, with the values of an ordinary model.
 HIDDEN: Fields = {"activation": "gelu", "norm_eps": 1e-6, "res_post_norm": False}
@@ -77,7 +80,7 @@ class Timm(Family):
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "pos_embed": ("learned", "rotary", "learned+rotary", "relative", "learned+relative"),
         "pooling": tuple(POOLS.values()),
-        "projection_dim": (None,),
+        "pre_logits": (None,),
     }
     defaults: ClassVar[Fields] = {"weight_standardization": "timm", "pos_embed_resample": "timm"}
     preprocess: ClassVar[Fields] = {"crop": 0.9}
@@ -89,12 +92,19 @@ class Timm(Family):
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         tensors, spellings = unify(source.tensors)
+        if has_projection(find_architecture(source)[0] or "") and is_unbiased_head(tensors, source):
+            tensors = {PROJECTION if n == "head.weight" else n: t for n, t in tensors.items()}
+            del tensors["head.bias"]
         quirks: Fields = {"spellings": spellings}
         if isinstance(source.config.get("model_args"), dict):
             quirks |= {name: source.config[name] for name in ("architecture", "model_args")}
         return tensors, quirks
 
     def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
+        if PROJECTION in tensors:
+            weight = tensors[PROJECTION]
+            rest = {n: t for n, t in tensors.items() if n != PROJECTION}
+            tensors = {**rest, "head.weight": weight, "head.bias": weight.new_zeros(len(weight))}
         return restore(tensors, quirks.get("spellings", choose_spellings(config)), config)
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
@@ -108,6 +118,7 @@ class Timm(Family):
         by_name, preprocess = known or (guess_hidden(architecture, inferred, {**stated, **overrides}, source), {})
         assumed = {} if known else {name: "timm's default" for name in by_name if name not in overrides}
         fields = combine(inferred, by_name, stated)
+        fields["projection_dim"] = get_shape(tensors, PROJECTION, 2)[0] if PROJECTION in tensors else None
         if "num_heads" not in fields:
             fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, source.path.name)
             assumed = {**assumed, "num_heads": f"that of models of width {fields['embed_dim']}"}
@@ -140,6 +151,12 @@ class Timm(Family):
         if "image_size" not in overrides:
             overrides = {**overrides, "image_size": infer_size_of_tables(tensors, fields)}
         return {"image_size": overrides["image_size"], "pos_embed_prefix": 0}
+
+    def unsupported(self, config: ViTConfig) -> list[str]:
+        problems = super().unsupported(config)
+        if config.projection_dim and config.num_classes:
+            problems.append(f"projection_dim={config.projection_dim} and a head")
+        return problems
 
     def num_positioned_tokens(self, config: ViTConfig) -> int:
         """All prefix tokens have position embeddings, or none (no_embed_class)."""
@@ -176,6 +193,15 @@ def combine(inferred: Fields, by_name: Fields, stated: Fields) -> Fields:
         fields["pos_embed"] = "rotary"
         return fields
     return {name: value for name, value in fields.items() if name not in ROPE_FIELDS}
+
+
+def is_unbiased_head(tensors: Tensors, source: Source) -> bool:
+    """Whether a head has a bias of zeros and no labels, as the projection of CLIP that timm stores as a head."""
+    bias = tensors.get("head.bias")
+    weight = tensors.get("head.weight")
+    if bias is None or weight is None or "label_names" in source.config:
+        return False
+    return bool(weight.any()) and not bias.any()
 
 
 def has_key_bias(tensors: Tensors) -> bool:

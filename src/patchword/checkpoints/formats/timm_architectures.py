@@ -107,6 +107,11 @@ def architecture_fields(name: str) -> tuple[Fields, Fields] | None:
     return None
 
 
+def has_projection(name: str) -> bool:
+    """Whether the head of an architecture's published weights is CLIP's projection; then it has a bias of zeros."""
+    return re.search(r"_clip_|_pe_core_", name) is not None
+
+
 def num_heads(name: str) -> int:
     """Return the number of heads of a known architecture."""
     for pattern, heads in SPECIAL_NUM_HEADS:

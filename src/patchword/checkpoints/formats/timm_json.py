@@ -7,7 +7,10 @@ from ...errors import CheckpointError, ConversionError
 from ..family import Fields, size_to_json, translate_value
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "gelu_erf": "gelu", "quick_gelu": "quick_gelu"}
+CROP_MODES = {"center": "cover", "squash": "squash"}
 POOLS = {"token": "class", "avg": "average", "map": "attention"}
+HYBRIDS = {(): "vit_tiny_r_s16_p8_224", (2, 2, 2, 2): "vit_small_r26_s32_224", (3, 4, 9): "vit_base_r50_s16_224"}
+HYBRIDS |= {(3, 4, 6, 3): "vit_large_r50_s32_224"}
 SIZE_NAMES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
 # Arguments that change what is computed without changing tensors, and that we do not read. Architectures set them.
 UNREADABLE: tuple[str, ...] = ("block_fn", "attn_type", "attn_layer", "norm_layer", "num_kv_heads", "use_post_norm")
@@ -41,22 +44,23 @@ def parse_preprocess(config: Any) -> Fields:
         return {}
     names = {"mean": "mean", "std": "std", "crop_pct": "crop", "interpolation": "interpolation"}
     fields = {ours: config[theirs] for theirs, ours in names.items() if config.get(theirs) is not None}
-    if config.get("crop_mode") == "squash":
-        fields["resize"] = "squash"
+    if config.get("crop_mode"):
+        fields["resize"] = translate_value(config["crop_mode"], CROP_MODES, "crop_mode")
     return fields
 
 
 def timm_config(config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields, quirks: Fields) -> Fields:
     """Return the config.json that timm reads."""
     pool = {v: k for k, v in POOLS.items()}[config.pooling]
-    changes: Fields = {"img_size": list(config.image_size), "num_classes": config.num_classes, "global_pool": pool}
+    outputs = config.projection_dim or config.num_classes
+    changes: Fields = {"img_size": list(config.image_size), "num_classes": outputs, "global_pool": pool}
     changes["in_chans"] = config.in_channels
     if "architecture" in quirks and "model_args" in quirks:
         architecture, arguments = quirks["architecture"], {**quirks["model_args"], **changes}
     else:
         architecture, arguments = choose_architecture(config)
         arguments = {**size_arguments(config), **arguments, **changes}
-    result: Fields = {"architecture": architecture, "num_classes": config.num_classes}
+    result: Fields = {"architecture": architecture, "num_classes": outputs}
     result |= {"num_features": config.embed_dim, "global_pool": pool, "model_args": arguments}
     result["pretrained_cfg"] = {
         "input_size": [config.in_channels, *config.image_size],
@@ -65,7 +69,7 @@ def timm_config(config: ViTConfig, labels: tuple[str, ...] | None, preprocess: F
         "crop_mode": "squash" if preprocess["resize"] == "squash" else "center",
         "mean": list(preprocess["mean"]),
         "std": list(preprocess["std"]),
-        "num_classes": config.num_classes,
+        "num_classes": outputs,
     }
     return {**result, "label_names": list(labels)} if labels else result
 
@@ -89,7 +93,9 @@ def choose_architecture(config: ViTConfig) -> tuple[str, Fields]:
 def choose_vit(config: ViTConfig) -> tuple[str, Fields]:
     """Choose an architecture of timm's class VisionTransformer."""
     name = f"vit_{SIZE_NAMES.get(config.embed_dim, 'base')}_patch16_224"
-    if config.distillation:
+    if config.stem == "resnet":
+        name = HYBRIDS.get(config.stem_layers, name)
+    elif config.distillation:
         name = "deit_base_distilled_patch16_224"
     elif config.res_post_norm:
         name = "vit_base_patch16_rpn_224"

@@ -1,5 +1,6 @@
 """transformers' image towers of AIMv2 (arXiv:2411.14402): RMSNorm, SwiGLU, and pooling by a learned query."""
 
+import re
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
@@ -37,6 +38,20 @@ TENSOR_MAP: TensorMap = {
     "pool.out": Rule("head.output_proj"),
     "pre_logits": Rule("visual_projection"),
 }
+# Apple's own files on the hub, of the class that they bring along: pattern of a name, and transformers' name.
+APPLE = (
+    (r"preprocessor\.patchifier\.proj\.", "embeddings.patch_embed."),
+    (r"preprocessor\.patchifier\.norm\.", "embeddings.rms_norm."),
+    (r"preprocessor\.pos_embed$", "embeddings.position_embedding.weight"),
+    (r"trunk\.post_trunk_norm\.", "rms_norm."),
+    (r"trunk\.blocks\.(\d+)\.norm_([12])\.", r"encoder.layers.\1.rms_norm\2."),
+    (r"trunk\.blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.attention.out_proj."),
+    (r"trunk\.blocks\.(\d+)\.mlp\.fc1\.", r"encoder.layers.\1.ffn.gate_proj."),
+    (r"trunk\.blocks\.(\d+)\.mlp\.fc2\.", r"encoder.layers.\1.ffn.down_proj."),
+    (r"trunk\.blocks\.(\d+)\.mlp\.fc3\.", r"encoder.layers.\1.ffn.up_proj."),
+    (r"trunk\.blocks\.(\d+)\.attn\.qkv\.", r"encoder.layers.\1.attention.qkv."),
+)
+APPLE_PATCH = "preprocessor.patchifier.proj.weight"
 TEXT_TOWER = ("text_model.", "text_projection.", "logit_scale")
 
 
@@ -67,9 +82,13 @@ class TransformersAIMv2(Family):
     preprocess: ClassVar[Fields] = {"statistics": "clip"}
 
     def matches(self, source: Source) -> bool:
+        if APPLE_PATCH in source.tensors:
+            return "trunk.post_trunk_norm.weight" in source.tensors
         return any(n.endswith(PATCH) for n in source.tensors) and any("rms_norm1" in n for n in source.tensors)
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
+        if APPLE_PATCH in source.tensors:
+            return rename_apple(source.tensors), {}
         prefix = "vision_model." if f"vision_model.{PATCH}" in source.tensors else ""
         wanted = (prefix, "visual_projection.")
         tensors = {n.removeprefix(prefix): t for n, t in source.tensors.items() if n.startswith(wanted)}
@@ -95,7 +114,7 @@ class TransformersAIMv2(Family):
             fields["image_size"] = infer_image_size(count, (ph, pw), overrides)
         else:  # "native": positions are computed for the grid at hand
             fields |= {"pos_embed": "sincos_mae", "image_size": config.get("image_size", 224)}
-        pools = config.get("use_head", True)
+        pools = config.get("use_head", True) and APPLE_PATCH not in source.tensors
         fields["pooling"] = "query" if pools else "average"
         if "visual_projection.weight" in tensors:
             fields["projection_dim"] = get_shape(tensors, "visual_projection.weight", 2)[0]
@@ -122,3 +141,17 @@ class TransformersAIMv2(Family):
         result |= {"rms_norm_eps": config.norm_eps, "is_native": config.pos_embed == "sincos_mae"}
         result |= {"use_head": config.pooling == "query", "mlp_bias": config.mlp_bias, "qkv_bias": config.qkv_bias}
         return {"config.json": result, "preprocessor_config.json": transformers_processor(preprocess)}
+
+
+def rename_apple(tensors: Tensors) -> Tensors:
+    """Return the tensors of one of Apple's own files under transformers' names."""
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in APPLE:
+            name = re.sub("^" + pattern, replacement, name)
+        if ".attention.qkv." in name:
+            parts = zip(("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True)
+            result |= {name.replace("qkv", part): chunk for part, chunk in parts}
+        else:
+            result[name] = tensor[0] if name == "embeddings.position_embedding.weight" else tensor
+    return result

@@ -18,6 +18,8 @@ def card(
 
     Example: patchword card runs/photos --out MODEL_CARD.md
 
+    patchword show prints the same metadata on the screen, with what was assumed.
+
     Args:
         out: file to write; by default, the card is printed
         overwrite: replace an existing file
