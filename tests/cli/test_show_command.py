@@ -42,7 +42,7 @@ def test_stated_values_are_not_called_assumptions(tmp_path: Path, capsys: Captur
     arguments = ("--mean", "0.4", "0.4", "0.4", "--image-size", "64")
     page = run_in_process(capsys, "show", tmp_path / "vit.npz", *arguments).stdout
     assert "64x64 RGB" in page
-    assert "0.4, 0.4, 0.4" in " ".join(page.split.split())("Notes:\n")[1]
+    assert "0.4, 0.4, 0.4" in " ".join(page.split("Notes:\n")[1].split())
     assert page.endswith("Nothing was assumed.\n")
 
 
