@@ -6,6 +6,7 @@ from patchword.checkpoints import Checkpoint
 from patchword.config import ResNetConfig, ViTConfig
 from patchword.data.preprocess import Preprocess
 from patchword.models import Model, build_model
+from patchword.models.layers import NoKeyBiasLinear
 
 BASE = ViTConfig(image_size=(32, 36), patch_size=(8, 4), embed_dim=24, depth=3, num_heads=3, mlp_dim=32, num_classes=5)
 VITS = {
@@ -27,6 +28,26 @@ VITS = {
     "convolutions": BASE.replace(
         patch_size=(1, 1), image_size=(32, 48), stem="conv", stem_layers=(8, 16), stem_convs=2
     ),
+    "relative prefix": BASE.replace(pos_embed="learned+relative", relative_prefix=True, key_bias=False),
+    "rope, sub-LN": BASE.replace(
+        pos_embed="learned+rotary",
+        rope="eva02",
+        rope_reference=(3, 5),
+        key_bias=False,
+        activation="swiglu",
+        attention_norm=True,
+        mlp_norm=True,
+        pooling="average",
+    ),
+    "rope mixed": BASE.replace(pos_embed="rotary", rope="mixed", num_registers=2, final_norm=False),
+    "probe of all tokens": BASE.replace(
+        norm_pre=True, patch_bias=False, pooling="attention", pool_prefix=True, pool_heads=4, pool_mlp_dim=40
+    ),
+    "query, normed": BASE.replace(
+        norm_layer="rms_norm", norm_embed=True, pooling="query", class_token=False, qkv_bias=False, mlp_bias=False
+    ),
+    "projection": BASE.replace(activation="quick_gelu", norm_after_pool=True, projection_dim=20),
+    "res_post_norm": BASE.replace(res_post_norm=True, pos_embed="sincos_mae"),
 }
 RESNETS = {
     "ResNet": ResNetConfig(image_size=(32, 32), layers=(1, 1, 1), kind="cifar", num_classes=5),
@@ -41,6 +62,9 @@ def random_model(config: ViTConfig | ResNetConfig, seed: int = 0) -> Model:
     for name, parameter in model.named_parameters():
         if name.startswith("head") or parameter.ndim == 1:
             torch.nn.init.normal_(parameter, std=0.3)
+    for module in model.modules():
+        if isinstance(module, NoKeyBiasLinear):
+            module.clear_key_bias()
     return model
 
 

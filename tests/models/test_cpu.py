@@ -51,7 +51,9 @@ def test_optimized_equals_plain(option: str) -> None:
 
 
 @needs_bf16
-@pytest.mark.parametrize("option", ["plain", "relative", "axial", "local", "rotary", "map"])
+@pytest.mark.parametrize(
+    "option", ["plain", "relative", "axial", "local", "rotary", "map", "rope mixed", "key_bias", "sub-LN"]
+)
 def test_training_in_bf16_equals_the_fused_kernel(option: str) -> None:
     """Outputs, and gradients of inputs and weights: attention with gradients is not computed by the fused kernel."""
     plain, fast = make_pair(**OPTIONS[option])

@@ -1,5 +1,6 @@
 """Every model option against its definition, on small sizes."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from helpers.vit_options import BASE, OPTIONS, make_vit, random_images
-from patchword.config import ResNetConfig
+from patchword.config import ResNetConfig, ViTConfig
+from patchword.config.model import REGULARIZATION_FIELDS
 from patchword.errors import ConfigError
 from patchword.inspection.capture import attention_maps, features
 from patchword.models import DistilledViT, ViT, adapt_model, build_model, create_model, patchify, unpatchify, vit
@@ -19,6 +21,15 @@ from patchword.models.adapt import adapt_channels
 from patchword.models.attention import attention_weights
 from patchword.models.pos_embed import resample_grid, sincos_2d
 from patchword.models.resnet import StdConv2d, pad_same
+
+
+def test_every_field_is_an_option() -> None:
+    """A new field of the config needs an option here, so that the tests over all options cover it."""
+    tested_below = {*REGULARIZATION_FIELDS, "local_attention_init", "pos_embed_prefix", "weight_standardization"}
+    changed = {name for option in OPTIONS.values() for name in option}
+    fields = {field.name for field in dataclasses.fields(ViTConfig)}
+    differs_in_base = {name for name in fields if getattr(BASE, name) != getattr(ViTConfig(), name)}
+    assert fields - changed - differs_in_base - tested_below == {"head_dim"}  # in the snapshots
 
 
 @pytest.mark.slow
@@ -53,7 +64,7 @@ def check_maps(model: ViT, images: Tensor) -> None:
         for i, (attention, x, output) in inputs.items():
             torch.testing.assert_close(maps[i].sum(dim=-1), torch.ones(maps[i].shape[:-1]))
             mixed = maps[i] @ attention.project(x)[2]
-            torch.testing.assert_close(attention.out(mixed.transpose(1, 2).flatten(2)), output, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(attention.merge_heads(mixed), output, rtol=1e-4, atol=1e-5)
     assert len(inputs) == model.config.depth
 
 
@@ -430,7 +441,7 @@ def test_features_are_named() -> None:
     model = make_vit(pre_logits=20)
     found = features(model, random_images(model), layers=[0, -1])
     blocks = [f"blocks.{i}{suffix}" for i in (0, 2) for suffix in ("", ".attention", ".mlp")]
-    assert set(found) == {"stem", "patch_embed", "positions", *blocks, "norm", "pool", "pre_logits", "head"}
+    assert set(found) == {"stem", "patch_embed", "positions", "norm_pre", *blocks, "norm", "pool", "pre_logits", "head"}
     torch.testing.assert_close(found["norm"], model.forward_features(random_images(model)))
     torch.testing.assert_close(found["head"], model(random_images(model)))
     assert not any(m._forward_hooks for m in model.modules())
@@ -447,7 +458,7 @@ def test_attention_maps_of_selected_layers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.export warns about its own internals
-@pytest.mark.parametrize("option", ["plain", "relative", "rotary", "map", "hybrid", "conv stem"])
+@pytest.mark.parametrize("option", ["plain", "relative", "rotary", "rope mixed", "map", "hybrid", "conv stem"])
 def test_torch_export(option: str) -> None:
     model = make_vit(**OPTIONS[option])
     images = random_images(model)

@@ -11,7 +11,7 @@ from patchword.models.token_merging import TokenMergingViT, merge, merge_schedul
 MERGEABLE = {
     name: config
     for name, config in VITS.items()
-    if config.pos_embed not in ("rotary", "relative") and config.attention_pattern == "global" and not config.post_norm
+    if not config.has_rope and not config.has_relative and config.attention_pattern == "global" and config.pre_norm
 }
 
 
@@ -97,10 +97,11 @@ def test_resnets_have_no_tokens() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["relative", "rotary", "local", "sin-cos, normed"])
+@pytest.mark.parametrize("name", sorted(VITS.keys() - MERGEABLE.keys()))
 def test_unsupported_models_are_refused(name: str) -> None:
     model = random_model(VITS[name])
-    expected = "post_norm" if name == "sin-cos, normed" else f"{model.config.attention_pattern} .*pos_embed"
+    norms = {"sin-cos, normed": r"model\.post_norm", "res_post_norm": r"model\.res_post_norm"}
+    expected = norms.get(name, f"{model.config.attention_pattern} .*pos_embed")
     with pytest.raises(ConfigError, match=f"Token merging .*{expected}"):
         TokenMergingViT(model, [1] * model.config.depth)
 

@@ -47,9 +47,23 @@ def quantize_nncf(model: Any, pixels: Tensor) -> Any:
     import_openvino()
     import nncf
 
+    dataset = nncf.Dataset([{INPUT: batch.numpy()} for batch in torch.split(pixels, 1)])
+    after_pooling = nncf.IgnoredScope(names=matmuls_after_pooling(model))
     with suppress_output():
-        dataset = nncf.Dataset([{INPUT: batch.numpy()} for batch in torch.split(pixels, 1)])
-        return nncf.quantize(model, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pixels))
+        return nncf.quantize(
+            model, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pixels), ignored_scope=after_pooling
+        )
+
+
+def matmuls_after_pooling(model: Any) -> list[str]:
+    """Return the names of the matmuls with one row per image, such as the head: they stay in float.
+
+    NNCF's range of an activation is the mean over images of their largest values. Those of a single row differ so much
+    between images that clipping changes predictions, whereas the time of such a matmul does not matter.
+    """
+    matmuls = (op for op in model.get_ops() if op.get_type_name() == "MatMul")
+    shapes = {op.get_friendly_name(): op.input_value(0).get_partial_shape() for op in matmuls}
+    return [name for name, shape in shapes.items() if len(shape) == 2 or shape[-2] == 1]
 
 
 class OpenVinoSession:

@@ -1,16 +1,16 @@
 """Attention of each layer and head, and attention rollout (Abnar and Zuidema, 2020).
 
 Maps show the attention of the tokens that the head reads: the class token (with a distillation token, the mean of the
-two), the mean over the patches for average pooling, or the probe for attention pooling.
+two), the mean over the patches for average pooling, or the probe for attention pooling, which AIMv2 calls a query.
 """
 
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..config import ViTConfig
-from ..config.model import Pooling
 from ..errors import ConfigError
 from ..models import ViT
 from ..models.attention import attention_weights
@@ -20,32 +20,30 @@ HeadFusion = Literal["mean", "max", "min"]
 """How the attention maps of all heads of a layer are reduced to one."""
 
 
-def readout_weights(model: ViT) -> Tensor:
-    """Returns the weight of each token in the pooled output: (N,), sum 1. Attention pooling has no fixed ones."""
-    return pooling_weights(model.config.pooling, model.config)
+def readout_weights(config: ViTConfig) -> Tensor:
+    """Returns the weight of each token in the pooled output: (N,), sum 1.
 
-
-def pooling_weights(pooling: Pooling, config: ViTConfig) -> Tensor:
-    """Returns the weight of each token in this kind of pooling: (N,), sum 1."""
+    Those of attention pooling depend on the image; the mean over the patches stands for them.
+    """
     weights = torch.zeros(config.num_prefix + config.num_patches)
-    if pooling == "class":
+    if config.pooling == "class":
         weights[: 1 + config.distillation] = 1
-    elif pooling == "average":
-        weights[config.num_prefix :] = 1
-    else:  # class+average
+    elif config.pooling == "class+average":
         weights[0], weights[config.num_prefix :] = 1, 1 / config.num_patches
+    else:
+        weights[config.num_prefix :] = 1
     return weights / weights.sum()
 
 
-def read_out(model: ViT, matrices: Tensor, pool: Tensor | None) -> Tensor:
+def read_out(config: ViTConfig, matrices: Tensor, pool: Tensor | None) -> Tensor:
     """Averages the rows of (B, ..., N, N) by the weights of the pooling, and keeps the patches: (B, ..., N').
 
-    `pool` is the attention of an attention pool to the patches, (B, N').
+    `pool` is the attention of an attention pool to the tokens that it reads, the last ones: (B, n).
     """
-    k = model.config.num_prefix
+    k = config.num_prefix
     if pool is None:
-        return torch.einsum("n,b...nm->b...m", readout_weights(model).to(matrices), matrices)[..., k:]
-    return torch.einsum("bn,b...nm->b...m", pool, matrices[..., k:, :])[..., k:]
+        return torch.einsum("n,b...nm->b...m", readout_weights(config).to(matrices), matrices)[..., k:]
+    return torch.einsum("bn,b...nm->b...m", pool, matrices[..., -pool.shape[1] :, :])[..., k:]
 
 
 @torch.inference_mode()
@@ -60,17 +58,18 @@ def head_attention(model: ViT, images: Tensor) -> Tensor:
 
     Returns:
         Maps (B, L, H, h, w) for L layers and H heads on a grid of h x w patches. An attention pool is one more layer;
-            the blocks of such a model show the mean over the patches.
+            the blocks of such a model show the mean over the patches. If pool and blocks differ in their number of
+            heads, the heads that a layer does not have are NaN.
     """
     require_blocks(model)
     rows: list[Tensor] = []
     config = model.config
-    weights_read = readout_weights(model) if config.pooling != "attention" else pooling_weights("average", config)
+    weights_read = readout_weights(config)
     rows_read = weights_read.nonzero()[:, 0].to(images.device)  # no other rows are computed
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         if layer == config.depth:
-            rows.append(attention_weights(q, k, bias)[:, :, 0])
+            rows.append(attention_weights(q, k, bias)[:, :, 0, -config.num_patches :])
             return
         layer_rows = torch.empty(*q.shape[:2], q.shape[2], device=q.device)
         for batch, heads in map_chunks(len(q), q.shape[1], q.shape[2]):
@@ -83,7 +82,9 @@ def head_attention(model: ViT, images: Tensor) -> Tensor:
 
     with observe_attention(model, observe):
         model(images)
-    return torch.stack(rows, dim=1).unflatten(-1, config.grid)
+    num_heads = max(layer.shape[1] for layer in rows)
+    padded = [F.pad(layer, (0, 0, 0, num_heads - layer.shape[1]), value=torch.nan) for layer in rows]
+    return torch.stack(padded, dim=1).unflatten(-1, config.grid)
 
 
 @torch.inference_mode()
@@ -121,7 +122,8 @@ def rollout(model: ViT, images: Tensor, fusion: HeadFusion = "mean", discard: fl
 
     with observe_attention(model, observe):
         model(images)
-    return read_out(model, compose_maps(maps, discard), pools[0] if pools else None).unflatten(-1, model.config.grid)
+    rolled, config = compose_maps(maps, discard), model.config
+    return read_out(config, rolled, pools[0] if pools else None).unflatten(-1, config.grid)
 
 
 def require_blocks(model: ViT) -> None:

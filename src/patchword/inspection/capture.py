@@ -38,9 +38,9 @@ def features(model: ViT, images: Tensor, layers: Sequence[int] | None = None) ->
         layers: The blocks to include, all by default; negative numbers count from the end.
 
     Returns:
-        Outputs by the name of their module: "stem", "patch_embed", "positions" (all tokens, the input of the first
-            block), "blocks.0", "blocks.0.attention", "blocks.0.mlp", ..., "norm", "pool", "head". Outputs of blocks are
-            tokens (B, N, D), prefix tokens first. Gradients are recorded unless you disable them.
+        Outputs by the name of their module: "stem", "patch_embed", "positions" (all tokens), "norm_pre" (the input of
+            the first block), "blocks.0", "blocks.0.attention", "blocks.0.mlp", ..., "norm", "pool", "head". Outputs of
+            blocks are tokens (B, N, D), prefix tokens first. Gradients are recorded unless you disable them.
 
     Raises:
         ConfigError: The model has no such layer.
@@ -57,7 +57,7 @@ def features(model: ViT, images: Tensor, layers: Sequence[int] | None = None) ->
         ```
     """
     chosen = layer_indices(len(model.blocks), layers)
-    names = ["stem", "patch_embed", "positions", "norm", "pool", "pre_logits", "head", "head_distilled"]
+    names = ["stem", "patch_embed", "positions", "norm_pre", "norm", "pool", "pre_logits", "head", "head_distilled"]
     names += [f"blocks.{i}{part}" for i in chosen for part in ("", ".attention", ".mlp")]
     outputs: dict[str, Tensor] = {}
 
@@ -110,7 +110,7 @@ def attention_maps(model: ViT, images: Tensor, layers: Sequence[int] | None = No
 def forward_with_maps(model: ViT, images: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Returns logits, and all maps (B, H, N, N) as nodes of the autograd graph, so that they get gradients.
 
-    If the model has an attention pool, its map over the patches is the last: (B, H, 1, N').
+    If the model has an attention pool, its map over the tokens that it reads is the last: (B, H, 1, n).
     """
     maps: list[Tensor] = []
 

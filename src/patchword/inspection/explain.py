@@ -21,34 +21,45 @@ METHODS: tuple[Method, ...] = get_args(Method)
 CLASS_METHODS: tuple[Method, ...] = ("relevance", "tokens", "gradcam")  # the others do not depend on the class
 # With a linear head on average pooling, "tokens" equals "gradcam".
 RESNET_METHODS: tuple[Method, ...] = ("gradcam",)
+NO_CLASSES = "The model has no head, so it has no classes to explain."
 
 
 def methods_for(config: ModelConfig) -> tuple[Method, ...]:
     """Returns the explanation methods that a model supports, the default first.
 
     Args:
-        config: The model's config, `model.config`.
+        config: The model's config, `model.config`. Without a head, there are no classes to explain, so only "rollout"
+            and "attention" are left.
     """
+    methods = RESNET_METHODS
     if isinstance(config, ViTConfig):
-        return METHODS if config.depth else ()
-    return RESNET_METHODS
+        methods = METHODS if config.depth else ()
+    return methods if config.num_classes else tuple(m for m in methods if m not in CLASS_METHODS)
 
 
 def default_method(model: ViT | ResNetBase) -> Method:
     """Returns the default method for a model; raises a ConfigError if there is none."""
     methods = methods_for(model.config)
     if not methods:
-        raise ConfigError("The model has no blocks (model.depth 0), so no method can explain it.")
+        raise ConfigError(why_no_method(model.config), code="unsupported_by_model")
     return methods[0]
 
 
-def explain(model: ViT | ResNetBase, images: Tensor, classes: Tensor, method: Method) -> np.ndarray:
+def why_no_method(config: ModelConfig) -> str:
+    """Says why no method can explain a model."""
+    if isinstance(config, ViTConfig) and not config.depth:
+        return "A model without blocks (model.depth 0) has no attention, so no method can explain it."
+    return NO_CLASSES
+
+
+def explain(model: ViT | ResNetBase, images: Tensor, classes: Tensor | None, method: Method) -> np.ndarray:
     """Computes maps that show which patches of an image support a class.
 
     Args:
         model: The model, in evaluation mode.
         images: Normalized images, (B, C, H, W).
-        classes: The index of the class to explain for each image, integers (B,).
+        classes: The index of the class to explain for each image, integers (B,); None for the methods "rollout" and
+            "attention", which do not depend on the class.
         method: The method; `methods_for(model.config)` lists those that the model supports.
 
     Returns:
@@ -70,22 +81,35 @@ def explain(model: ViT | ResNetBase, images: Tensor, classes: Tensor, method: Me
         maps = inspection.explain(classifier.model, images, classes, "relevance")  # (1, 8, 8)
         ```
     """
-    if method not in methods_for(model.config):
-        supported = ", ".join(methods_for(model.config)) or "none, since it has no blocks"
-        raise ConfigError(f"This model does not support the method {method!r}. Supported: {supported}.")
-    check_inputs(images, classes, model.config.num_classes)
+    check_method(model.config, method)
+    check_inputs(images, classes, model.config.num_classes, method)
+    classes = torch.zeros(len(images), dtype=torch.long) if classes is None else classes
     size = max_batch_size(model)
     batches = zip(images.split(size), classes.split(size), strict=True)
     maps = [explain_batch(model, batch, batch_classes, method) for batch, batch_classes in batches]
     return torch.cat(maps).float().cpu().numpy()
 
 
-def check_inputs(images: Tensor, classes: Tensor, num_classes: int) -> None:
-    """Raises a ConfigError unless these are normalized images and one class of the model for each."""
+def check_method(config: ModelConfig, method: str) -> None:
+    """Raises a ConfigError if the model does not support the method."""
+    supported = methods_for(config)
+    if method in supported:
+        return
+    reason = f"This model does not support the method {method!r}."
+    if method in CLASS_METHODS and not config.num_classes:
+        reason = NO_CLASSES
+    text = f"{reason} Supported: {', '.join(supported)}." if supported else why_no_method(config)
+    raise ConfigError(text, code="unsupported_by_model")
+
+
+def check_inputs(images: Tensor, classes: Tensor | None, num_classes: int, method: Method) -> None:
+    """Raises a ConfigError unless these are normalized images and, if the method needs it, one class for each."""
     if not images.is_floating_point():
         raise ConfigError(
             f"explain takes normalized images (B, C, H, W), not {images.dtype}: use classifier.preprocess.normalize."
         )
+    if method not in CLASS_METHODS and (classes is None or not num_classes):
+        return
     if not isinstance(classes, Tensor) or classes.shape != (len(images),):
         raise ConfigError(f"explain takes one class for each of the {len(images)} images: torch.tensor([3, ...]).")
     if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < num_classes:
@@ -104,7 +128,7 @@ def explain_batch(model: ViT | ResNetBase, images: Tensor, classes: Tensor, meth
     if method == "rollout":
         return rollout(model, images)
     assert method == "attention", f"The method {method!r} is not implemented."
-    return head_attention(model, images)[:, -1].mean(dim=1)
+    return head_attention(model, images)[:, -1].nanmean(dim=1)  # NaN: heads that this layer does not have
 
 
 def max_batch_size(model: ViT | ResNetBase) -> int:

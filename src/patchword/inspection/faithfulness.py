@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..data.prefetch import prefetch
+from ..errors import ConfigError
 from ..models import ViT
+from ..models.layers import NoKeyBiasLinear
 from ..models.resnet import ResNetBase
 from .explain import Method, explain
 
 STEPS = 10  # of a curve, from the whole image to the blank one
 RANDOM_ORDER = "random order"
 RANDOMIZATION_STAGES = ("head", "upper half", "all")  # which weights are shuffled
+NO_PROBABILITIES = "The model has no head, but deletion and insertion measure the probability of a class."
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,12 @@ def deletion_insertion(
         classes: The index of the class of each image, integers (B,).
         maps: An explanation map for each image, (B, h, w) of any grid.
         multi_label: Whether probabilities are sigmoids instead of a softmax.
+
+    Raises:
+        ConfigError: The model has no head, so there are no probabilities.
     """
+    if isinstance(model, ViT | ResNetBase) and not model.config.num_classes:
+        raise ConfigError(NO_PROBABILITIES, code="unsupported_by_model")
 
     def compute_curves(item: tuple[Tensor, int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         image, label, heat = item
@@ -108,14 +116,14 @@ def random_maps(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def parameter_randomization(
-    model: ViT | ResNetBase, images: Tensor, classes: Tensor, methods: Sequence[Method]
+    model: ViT | ResNetBase, images: Tensor, classes: Tensor | None, methods: Sequence[Method]
 ) -> dict[Method, list[float]]:
     """Tests whether maps depend on what the model learned, by shuffling its weights (Adebayo et al., 2018).
 
     Args:
         model: The model, in evaluation mode; it is not modified.
         images: Normalized images, (B, C, H, W).
-        classes: The index of the class to explain for each image, integers (B,).
+        classes: The index of the class to explain for each image, integers (B,); None as in `explain`.
         methods: The explanation methods to test.
 
     Returns:
@@ -159,6 +167,9 @@ def shuffle_parameters(model: nn.Module, names: set[str], generator: torch.Gener
         if name in names:
             order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
             parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    for module in model.modules():
+        if isinstance(module, NoKeyBiasLinear):
+            module.clear_key_bias()
 
 
 @torch.no_grad()

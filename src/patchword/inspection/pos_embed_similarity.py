@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ..config import Size
+from ..errors import ConfigError
 from ..models import ViT
 
 NO_TABLE = {
@@ -23,12 +24,12 @@ def position_similarity(model: ViT) -> np.ndarray:
         An array (h, w, h, w) for a grid of h x w patches; `[i, j]` is the map of position (i, j).
 
     Raises:
-        ValueError: The model has no vector for each position, because its position embeddings are rotary, relative or
+        ConfigError: The model has no vector for each position, because its position embeddings are rotary, relative or
             absent.
     """
     table = model.positions.tables()[1]
     if table is None:
-        raise ValueError(NO_TABLE[model.config.pos_embed])
+        raise ConfigError(NO_TABLE[model.config.pos_embed], code="unsupported_by_model")
     return table_similarity(table[0].float().cpu().numpy(), model.config.grid)
 
 

@@ -30,10 +30,10 @@ def relevance(model: ViT, images: Tensor, classes: Tensor) -> Tensor:
         total = total + layer @ total
     mixed, k = total - identity, model.config.num_prefix
     if pool is None:  # a sum, not a mean: the gradient contains the weight of each row
-        read = mixed[:, readout_weights(model) > 0].sum(dim=1)[:, k:]
+        read = mixed[:, readout_weights(model.config) > 0].sum(dim=1)[:, k:]
     else:  # normalized first, as in the paper's equation for cross-attention
         mixed = mixed / mixed.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(mixed.dtype).tiny)
-        read = read_out(model, mixed + identity, pool)
+        read = read_out(model.config, mixed + identity, pool)
     return read.unflatten(-1, model.config.grid)
 
 

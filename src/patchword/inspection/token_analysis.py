@@ -24,7 +24,7 @@ def token_norms(model: ViT, image: Tensor) -> np.ndarray:
     """
     outputs = features(model, image[None])
     k, grid = model.config.num_prefix, model.config.grid
-    stages = [outputs["positions"], *(outputs[f"blocks.{i}"] for i in range(len(model.blocks)))]
+    stages = [outputs["norm_pre"], *(outputs[f"blocks.{i}"] for i in range(len(model.blocks)))]
     return np.stack([stage[0, k:].norm(dim=-1).unflatten(0, grid).cpu().numpy() for stage in stages])
 
 

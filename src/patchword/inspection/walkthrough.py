@@ -22,11 +22,12 @@ class Walkthrough:
         patch_dim: The number of values of a flattened patch.
         patch_embeddings: The output of the patch embedding, (N, D).
         pos_embed: The position embeddings, (N, D); None if there is no vector per position.
-        tokens: The input of the first block, (num_prefix + N, D).
+        tokens: The input of the first block, (num_prefix + N, D): prefix tokens, and sums of the two above, normed
+            if the model has a norm there (CLIP).
         num_prefix: The number of prefix tokens.
         attention: The attention of the tokens that the head reads, mean over heads, (L, h, w).
         colors: The principal components of the patches after each block, (L, h, w, 3).
-        logits: The output of the model, (K,).
+        logits: The output of the model, (K,); without a head, the features (D,).
     """
 
     pixels: np.ndarray
@@ -55,9 +56,9 @@ def trace_walkthrough(model: ViT, pixels: np.ndarray, image: Tensor) -> Walkthro
         patch_dim=model.patch_embed.proj.in_features,
         patch_embeddings=outputs["patch_embed"][0].cpu().numpy(),
         pos_embed=None if table is None else table[0].cpu().numpy(),
-        tokens=outputs["positions"][0].cpu().numpy(),
+        tokens=outputs["norm_pre"][0].cpu().numpy(),
         num_prefix=k,
-        attention=head_attention(model, image[None])[0, : config.depth].mean(dim=1).cpu().numpy(),
+        attention=head_attention(model, image[None])[0, : config.depth].nanmean(dim=1).cpu().numpy(),
         colors=np.stack([principal_colors(block).reshape(*grid, 3) for block in blocks]),
         logits=model(image[None])[0].float().cpu().numpy(),
     )

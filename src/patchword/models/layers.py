@@ -15,8 +15,16 @@ def make_norm(config: ViTConfig, dim: int | None = None, *, when: bool = True) -
     """Makes the norm that the config names, of width `dim` (by default that of the tokens); else the identity."""
     if not when:
         return nn.Identity()
-    kind = nn.LayerNorm if config.norm_layer == "layer_norm" else nn.RMSNorm
+    kind = nn.LayerNorm if config.norm_layer == "layer_norm" else RMSNorm
     return kind(dim or config.embed_dim, eps=config.norm_eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, with a weight of the type of its input: torch warns about the mixture that bf16 would give."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes x / sqrt(mean(x^2) + eps) * weight."""
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
@@ -75,6 +83,11 @@ class NoKeyBiasLinear(nn.Linear):
             return super().forward(x)
         queries, keys, values = self.bias.chunk(3)
         return F.linear(x, self.weight, torch.cat([queries, torch.zeros_like(keys), values]))
+
+    @torch.no_grad()
+    def clear_key_bias(self) -> None:
+        """Sets the keys' third of the bias to zero, after something wrote into all of it."""
+        self.bias.chunk(3)[1].zero_()
 
 
 class NormOrder(nn.Module):

@@ -142,9 +142,12 @@ def patch_coordinates(config: ViTConfig, grid: Size) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, num_prefix: int, *, neighbors: bool) -> Tensor:
-    """Rotates the pairs of each head (B, H, N, d), but not those of prefix tokens: (a, b) -> (a cos - b sin, ...)."""
+    """Rotates the pairs of each head (B, H, N, d), but not those of prefix tokens: (a, b) -> (a cos - b sin, ...).
+
+    Angles are float32; the result has the type of `x`, so that training in bf16 stays on its fast path (cpu.py).
+    """
     prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
     a, b = patches.unflatten(-1, (-1, 2)).unbind(-1) if neighbors else patches.chunk(2, dim=-1)
     pairs = (a * cos - b * sin, a * sin + b * cos)
     rotated = torch.stack(pairs, dim=-1).flatten(-2) if neighbors else torch.cat(pairs, dim=-1)
-    return torch.cat([prefix, rotated], dim=2)
+    return torch.cat([prefix, rotated.to(x.dtype)], dim=2)

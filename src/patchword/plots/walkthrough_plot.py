@@ -21,17 +21,19 @@ def plot_walkthrough(
     """Plots the five steps of the paper's Figure 1.
 
     Args:
-        scores: the most probable classes.
+        scores: the most probable classes; without a head there are none, and the last step is left out.
         pool: which tokens the head reads, in words.
         attending: whose attention is shown, in words.
     """
-    figure = new_figure(11, 11.6)
-    rows: Sequence[SubFigure] = figure.subfigures(5, 1, height_ratios=(3.2, 1.15, 2.9, 2.45, 1.9))  # type: ignore[assignment]
+    heights = (3.2, 1.15, 2.9, 2.45, 1.9)[: 5 if scores else 4]
+    figure = new_figure(11, sum(heights))
+    rows: Sequence[SubFigure] = figure.subfigures(len(heights), 1, height_ratios=heights)  # type: ignore[assignment]
     draw_patches(rows[0], walk)
     draw_sequence(rows[1], walk, config.stem != "linear")
-    draw_embedding(rows[2], walk, config.stem != "linear")
+    draw_embedding(rows[2], walk, config)
     draw_blocks(rows[3], walk, attending, config.attention_pattern)
-    draw_head(rows[4], scores, pool)
+    if scores:
+        draw_head(rows[4], scores, pool)
     return figure
 
 
@@ -63,18 +65,19 @@ def draw_sequence(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
         axes.text(1.0, 0.5, note, transform=axes.transAxes, va="center", color=current_theme().muted)
 
 
-def draw_embedding(part: SubFigure, walk: Walkthrough, stem: bool) -> None:
-    """Step 3: patch embeddings, position embeddings and their sum."""
+def draw_embedding(part: SubFigure, walk: Walkthrough, config: ViTConfig) -> None:
+    """Step 3: patch embeddings, position embeddings and their sum, normed if the model has a norm there."""
     dim = walk.patch_embeddings.shape[1]
     shown = f" (the first {MAX_DIMENSIONS} shown)" if dim > MAX_DIMENSIONS else ""
     added = "; position embeddings are added" if walk.pos_embed is not None else ""
-    step = "Each becomes a token" if stem else "A linear projection turns each into a token"
+    added += "; a norm follows" if config.norm_pre else ""
+    step = "A linear projection turns each into a token" if config.stem == "linear" else "Each becomes a token"
     set_heading(part, f"3  {step} of {dim} dimensions{shown}{added}")
     panels = [("patch embedding", walk.patch_embeddings)]
     panels += [("+  position embeddings", walk.pos_embed)] if walk.pos_embed is not None else []
     tokens = f"{walk.num_prefix} + {len(walk.patch_embeddings)}" if walk.num_prefix else str(len(walk.patch_embeddings))
     extra = "prefix and patches" if walk.num_prefix else "patches"
-    panels += [(f"=  {tokens} tokens ({extra})", walk.tokens)]
+    panels += [(f"{'norm:' if config.norm_pre else '='}  {tokens} tokens ({extra})", walk.tokens)]
     for axes, (title, values) in zip(np.ravel(part.subplots(1, len(panels))), panels, strict=True):
         draw_vectors(axes, title, values)
 

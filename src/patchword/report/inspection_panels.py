@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint
 from ..core.text import pluralize
-from ..inference.classifier import Classifier
+from ..inference.classifier import Classifier, Encoder
 from ..inference.image_batch import ImageBatch
 from ..inspection.attention_distance import measure_attention_distance
 from ..inspection.attention_rollout import head_attention
-from ..inspection.explain import CLASS_METHODS, default_method, explain, methods_for
+from ..inspection.explain import CLASS_METHODS, NO_CLASSES, default_method, explain, methods_for, why_no_method
 from ..inspection.faithfulness import (
+    NO_PROBABILITIES,
     RANDOM_ORDER,
     RANDOMIZATION_STAGES,
     FaithfulnessCurves,
@@ -60,14 +61,24 @@ NO_BLOCKS = "A model without blocks has no attention."
 class Subject:
     """A model and images, with what several panels need computed once."""
 
-    classifier: Classifier
+    encoder: Encoder
     batch: ImageBatch
     label: int | None = None  # the class to explain; None: the most probable one of each image
     original: Checkpoint | None = None  # the same weights before they were adapted to another image size
 
     @property
     def model(self) -> ViT | ResNetBase:
-        return self.classifier.model
+        return self.encoder.model
+
+    @property
+    def has_head(self) -> bool:
+        return bool(self.model.config.num_classes)
+
+    @property
+    def classifier(self) -> Classifier:
+        """The encoder of a model that has a head."""
+        assert isinstance(self.encoder, Classifier)
+        return self.encoder
 
     @cached_property
     def images(self) -> Tensor:
@@ -75,7 +86,7 @@ class Subject:
         return self.normalize(slice(0, len(self.batch.originals)))
 
     def normalize(self, rows: slice) -> Tensor:
-        return self.classifier.preprocess.normalize(self.batch.pixels[rows])
+        return self.encoder.preprocess.normalize(self.batch.pixels[rows])
 
     def batches(self) -> Iterator[Tensor]:
         for first in range(0, len(self.batch.pixels), BATCH_SIZE):
@@ -91,7 +102,10 @@ class Subject:
         return self.calibrated(self.images)
 
     @cached_property
-    def classes(self) -> Tensor:
+    def classes(self) -> Tensor | None:
+        """The class to explain in each image; None without a head."""
+        if not self.has_head:
+            return None
         if self.label is not None:
             return torch.full((len(self.images),), self.label)
         return self.logits.argmax(dim=-1).clone()
@@ -101,7 +115,7 @@ class Subject:
         return [(score.label, score.index, score.probability) for score in prediction.scores]
 
     def overlaid(self, index: int, heat: np.ndarray) -> Image.Image:
-        return overlay_heatmap(self.batch.originals[index], heat, self.classifier.preprocess)
+        return overlay_heatmap(self.batch.originals[index], heat, self.encoder.preprocess)
 
 
 def make_panels(subject: Subject) -> Iterator[Panel]:
@@ -175,6 +189,8 @@ def make_positions_panel(subject: Subject) -> Panel:
         f"Each tile shows the cosine similarity of one position embedding with all others. Mean: {near:.2f} within "
     )
     caption += f"the same row or column, {far:.2f} elsewhere."
+    caption += " The model also rotates queries and keys by their position." if model.config.has_rope else ""
+    caption += " The model also adds a bias for each offset to the scores." if model.config.has_relative else ""
     paper = (
         "In the paper, nearby positions are similar and rows and columns stand out, although the grid is not built in."
     )
@@ -208,18 +224,17 @@ def make_walkthrough_panel(subject: Subject, model: ViT, panel: Callable[..., Pa
     from ..plots.walkthrough_plot import plot_walkthrough
 
     walk = trace_walkthrough(model, subject.batch.pixels[0].numpy(), subject.images[0])
-    scores = [(label, probability) for label, _, probability in subject.scores(0, 5)]
-    caption = (
-        "From pixels to probabilities. The colors in step 4 are the first three principal components of the tokens "
-    )
-    caption += "after each block: patches of similar color have similar representations."
+    scores = [(label, p) for label, _, p in subject.scores(0, 5)] if subject.has_head else []
+    caption = f"From pixels to {'probabilities' if scores else 'tokens'}. The colors in step 4 are the first three "
+    caption += "principal components of the tokens after each block: patches of similar color have similar "
+    caption += "representations."
     draw = partial(plot_walkthrough, walk, scores, describe_reader(model), describe_attender(model), model.config)
     paper = "The paper's Figure 1, computed for this image."
     arrays = {
         "patch_embeddings": walk.patch_embeddings,
         "tokens": walk.tokens,
         "attention": walk.attention,
-        "logits": walk.logits,
+        "logits" if scores else "features": walk.logits,
     }
     return panel(caption, paper, draw, arrays)
 
@@ -228,13 +243,20 @@ def describe_reader(model: ViT) -> str:
     """What the head reads, in words."""
     if model.config.distillation:
         return "the class and the distillation token"
-    kinds = {"class": "the class token", "average": "the mean of the patches", "attention": "a learned probe"}
-    return kinds.get(model.config.pooling, "the class token and the mean of the patches")
+    kinds = {
+        "class": "the class token",
+        "average": "the mean of the patches",
+        "class+average": "the class token and the mean of the patches",
+        "attention": "a learned probe",
+        "query": "a learned query",
+    }
+    return kinds[model.config.pooling]
 
 
 def describe_attender(model: ViT) -> str:
     """Whose attention is shown, in words."""
-    return "the patches, on average" if model.config.pooling in ("average", "attention") else describe_reader(model)
+    kinds = ("average", "attention", "query")
+    return "the patches, on average" if model.config.pooling in kinds else describe_reader(model)
 
 
 @for_attention("heads", "Attention maps by layer and head")
@@ -254,22 +276,20 @@ def make_methods_panel(subject: Subject) -> Panel:
     """Every explanation method on a few images."""
     name, title, methods = "explanations", "Explanations", methods_for(subject.model.config)
     if not methods:
-        return Panel.absent(name, title, NO_BLOCKS)
+        return Panel.absent(name, title, why_no_method(subject.model.config))
     from ..plots.attention_plot import plot_methods
 
     count = min(NUM_OVERLAYS, len(subject.batch.originals))
-    images, classes = subject.images[:count], subject.classes[:count]
+    images, classes = subject.images[:count], None if subject.classes is None else subject.classes[:count]
     maps: dict[str, np.ndarray] = {m: explain(subject.model, images, classes, m) for m in methods}
     drawn = {method: [subject.overlaid(i, heat) for i, heat in enumerate(heats)] for method, heats in maps.items()}
-    titles = [subject.classifier.labels[int(c)] for c in classes]
-    caption = "Evidence for the class above each image, by method. Brighter means more relevant; the dark border is "
-    caption += "cropped away before the model sees the image."
-    paper = ""
-    if len(methods) > 1:
-        caption += (
-            f" {', '.join(m for m in methods if m in CLASS_METHODS)} are class-specific; the other methods are not."
-        )
-        paper = "The paper's Figure 6 is attention rollout."
+    titles = [""] * count if classes is None else [subject.classifier.labels[int(c)] for c in classes]
+    caption = f"{'What the model attends to' if classes is None else 'Evidence for the class above each image'}, by "
+    caption += "method. Brighter means more relevant; the dark border is cropped away before the model sees the image."
+    by_class = [m for m in methods if m in CLASS_METHODS]
+    if by_class and len(methods) > 1:
+        caption += f" {', '.join(by_class)} are class-specific; the other methods are not."
+    paper = "The paper's Figure 6 is attention rollout." if "rollout" in methods else ""
     draw = partial(plot_methods, subject.batch.originals[:count], titles, drawn)
     return Panel(name, title, caption, paper, draw, maps)
 
@@ -277,8 +297,8 @@ def make_methods_panel(subject: Subject) -> Panel:
 def make_classes_panel(subject: Subject) -> Panel:
     """Explanations of the most probable classes of one image."""
     name, title = "classes", "Explanations by class"
-    if not methods_for(subject.model.config):
-        return Panel.absent(name, title, NO_BLOCKS)
+    if not methods_for(subject.model.config) or not subject.has_head:
+        return Panel.absent(name, title, NO_CLASSES if not subject.has_head else why_no_method(subject.model.config))
     from ..plots.attention_plot import plot_classes
 
     scores, method = subject.scores(0, NUM_CLASSES), default_method(subject.model)
@@ -298,8 +318,10 @@ def make_classes_panel(subject: Subject) -> Panel:
 def make_faithfulness_panel(subject: Subject) -> Panel:
     """Deletion, insertion and parameter randomization tests of the explanations."""
     name, title, methods = "faithfulness", "Faithfulness of the explanations", methods_for(subject.model.config)
+    if subject.classes is None:
+        return Panel.absent(name, title, NO_PROBABILITIES)
     if not methods:
-        return Panel.absent(name, title, NO_BLOCKS)
+        return Panel.absent(name, title, why_no_method(subject.model.config))
     from ..plots.faithfulness_plot import plot_faithfulness
 
     model, images, classes = subject.model, subject.images[:NUM_FAITHFULNESS], subject.classes[:NUM_FAITHFULNESS]

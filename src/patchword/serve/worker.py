@@ -24,7 +24,7 @@ import torch
 from ..checkpoints import Checkpoint
 from ..engines.engine import PreparedEngine
 from ..inference.classifier import Classifier
-from ..inspection.attention_rollout import pooling_weights
+from ..inspection.attention_rollout import readout_weights
 from ..inspection.capture import attention_maps
 from ..inspection.explain import Method, explain
 from ..models import ViT
@@ -210,8 +210,7 @@ def attention(classifier: Classifier, pixels: torch.Tensor, layer: int, head: in
     """
     model = classifier.model
     assert isinstance(model, ViT)
-    prefix, pooling = model.config.num_prefix, model.config.pooling
-    readout = pooling_weights("average" if pooling == "attention" else pooling, model.config)
+    prefix, readout = model.config.num_prefix, readout_weights(model.config)
     maps = []
     with torch.inference_mode():
         for image in classifier.preprocess.normalize(pixels):

@@ -19,6 +19,9 @@ from ..config.train import Precision
 # interval to which the iterations before it have mapped the singular values 0.02..1. The last maps to 0.91..1.09.
 NEWTON_SCHULZ_COEFFICIENTS = ((7.7110, -22.1138, 16.2487), (3.2153, -2.4112, 0.5013), (2.2183, -1.5940, 0.4107))
 
+# Position embeddings, wherever they are: added to tokens, biases of attention scores, rotary frequencies.
+POSITIONS = re.compile(r"^positions\.|\.attention\.(bias|rotary)\.")
+
 ParamGroup = dict[str, Any]
 
 
@@ -54,7 +57,8 @@ def make_optimizers(model: nn.Module, config: OptimConfig, precision: Precision 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """Whether Muon optimizes the parameter: matrices between hidden layers, not embeddings, heads or vectors."""
-    return parameter.ndim >= 2 and bool(re.search(r"(^|\.)(blocks|stages|stem)\.\d", name)) and "relative" not in name
+    hidden = re.search(r"(^|\.)(blocks|stages|stem)\.\d", name)
+    return parameter.ndim >= 2 and hidden is not None and not POSITIONS.search(name)
 
 
 def num_fused_maps(name: str) -> int:
@@ -83,13 +87,13 @@ def layer_index(name: str, depth: int) -> int:
     """Return 0 for parameters before the blocks, 1 for the first block, depth + 1 for parameters after the last."""
     if match := re.match(r"blocks\.(\d+)\.", name):
         return int(match[1]) + 1
-    return depth + 1 if name.startswith(("norm", "pool", "pre_logits", "head")) else 0
+    return depth + 1 if name.startswith(("norm.", "pool.", "pre_logits", "head")) else 0
 
 
 def has_weight_decay(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies: to matrices, not to biases, norms, tokens and position embeddings."""
-    excluded = ("positions", "class_token", "distillation_token", "registers", "pool.probe")
-    return parameter.ndim >= 2 and not name.startswith(excluded) and not name.endswith("relative")
+    tokens = ("class_token", "distillation_token", "registers", "pool.probe")
+    return parameter.ndim >= 2 and not name.startswith(tokens) and not POSITIONS.search(name)
 
 
 class Muon(Optimizer):

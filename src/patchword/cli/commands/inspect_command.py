@@ -44,26 +44,31 @@ def inspect_model(
         raise ConfigError(f"--max-images must be at least 1, not {max_images}.")
     if label is not None and not images:
         raise ConfigError("--label explains a class in images: give at least one image.")
-    from ...inference.classifier import find_class
+    from ...inference.classifier import Classifier, Encoder, find_class
     from ...inference.image_batch import load_image_batch
     from ...inference.inputs import resolve_images, sample_evenly
+    from ...inference.predictions import class_labels
+    from ...inspection.explain import NO_CLASSES
     from ...report.figure_files import REPORT_FILE, require_empty_dir, write_page
     from ...report.inspection_panels import NAMES, NUM_ORIGINALS, Subject
     from ...report.inspection_report import inspect
     from ...report.pages import inspection_html
 
     require_empty_dir(out, overwrite)
-    classifier = model_args.load_classifier(model)
+    checkpoint = model_args.read(model)
+    if label is not None and not checkpoint.config.num_classes:
+        raise ConfigError(f"--label: {NO_CLASSES}", code="unsupported_by_model")
+    encoder = Classifier(checkpoint) if checkpoint.config.num_classes else Encoder(checkpoint)
     inputs = sample_evenly(resolve_images(images), max_images) if images else []
-    batch = load_image_batch(classifier, inputs, NUM_ORIGINALS)
+    batch = load_image_batch(encoder, inputs, NUM_ORIGINALS)
     if images and not batch.names:
         report_unreadable(batch.unreadable, len(inputs))
         raise DataError("None of the images could be read.")
-    class_index = None if label is None else find_class(classifier.labels, label)
-    subject = Subject(classifier, batch, class_index, read_original(model))
+    class_index = None if label is None else find_class(class_labels(checkpoint), label)
+    subject = Subject(encoder, batch, class_index, read_original(model))
     with progress("inspecting", len(NAMES)) as step:
         result = inspect(subject, lambda title: step())
-    notes = [*classifier.checkpoint.notes, *(reason for _, reason in batch.unreadable)]
+    notes = [*checkpoint.notes, *(reason for _, reason in batch.unreadable)]
     page = inspection_html(model_title(model), report_facts(subject, result), result.panels, notes)
     write_page(out, page, result.panels, NAMES)
     print_stderr(f"wrote {out / REPORT_FILE} and {sum(p.draw is not None for p in result.panels)} figures")
@@ -85,14 +90,15 @@ def read_original(model: str) -> "Checkpoint | None":
 
 def report_facts(subject: "Subject", result: "Inspection") -> list[tuple[str, str]]:
     """Return the facts above the figures of the report."""
-    checkpoint = subject.classifier.checkpoint
+    checkpoint = subject.encoder.checkpoint
     size = "x".join(map(str, checkpoint.config.image_size))
     num_parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     names = subject.batch.names
     images = f"{len(names)} at {size} pixels: " if names else "none"
     images += ", ".join(Path(name).name for name in names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    kind = repr(subject.classifier) if subject.has_head else f"{type(subject.model).__name__} without a head"
     facts = [
-        ("Model", f"{subject.classifier!r}, {num_parameters:,} parameters, {checkpoint.family} format"),
+        ("Model", f"{kind}, {num_parameters:,} parameters, {checkpoint.family} format"),
         ("Images", images),
         ("Computed in", f"{result.seconds:.0f} s, {result.peak_bytes / 2**30:.2f} GiB peak memory"),
     ]
