@@ -10,7 +10,7 @@ from torch import Tensor
 from helpers.shared_data import shared_path
 from patchword.checkpoints import Checkpoint, read_checkpoint
 
-BARE = ("torchvision", "deit", "dinov2", "vit_pytorch", "mae", "dinov3")  # do not store the number of heads
+BARE = ("torchvision", "deit", "dinov2", "vit_pytorch", "mae")  # do not store the number of heads
 FOLDERS = (shared_path("golden"), shared_path("golden2"))
 PATHS = {path.parent.name: path.parent for folder in FOLDERS for path in sorted(folder.glob("*/case.json"))}
 CASES = {name: json.loads((path / "case.json").read_text()) for name, path in PATHS.items()}

@@ -19,6 +19,8 @@ from .tensor_files import MODEL_FILES, TENSOR_SUFFIXES, write_tensors
 WRITABLE = tuple(dict.fromkeys(f.name for f in FAMILIES if f.writable))
 # Fields that do not affect the weights, so a format need not store them.
 NOT_STORED = {"pos_embed_resample", "dropout", "drop_path", "patch_dropout", "grad_checkpointing", "window_size"}
+# Formats of bare files whose tensors show the number of heads.
+HEADS_STORED = ("google", "big_vision", "dinov3")
 # Fields for which a format may imply another value: it stores the weights, but outputs differ slightly.
 NUMERIC = {"norm_eps", "weight_standardization"}
 

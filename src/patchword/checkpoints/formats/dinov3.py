@@ -7,7 +7,7 @@ import torch
 from ...config import ViTConfig
 from ...errors import CheckpointError
 from ...models.rope import CONVENTIONS
-from ..family import Family, Fields, Metadata, Source, Tensors, assumed_heads, infer_num_heads
+from ..family import Family, Fields, Metadata, Source, Tensors, get_shape
 from ..mapping import Rule, TensorMap
 from .timm import TENSOR_MAP as TIMM_MAP
 from .timm_fields import infer_fields
@@ -68,18 +68,15 @@ class DINOv3(Family):
         fields = {**infer_fields(renamed), **self.defaults, "num_classes": 0, "pooling": "class"}
         fields["activation"] = "swiglu" if gated else "gelu"
         fields["key_bias"] = not any(n.endswith(MASK) for n in source.tensors)
-        fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, source.path.name)
+        head_dim = 4 * get_shape(source.tensors, PERIODS, 1)[0]  # a period for each pair of row or column
+        fields["num_heads"] = fields["embed_dim"] // head_dim
         fields["image_size"] = overrides.get("image_size", 224)
         stored, computed = source.tensors[PERIODS].float(), rope_periods(ViTConfig.from_json(fields))
         if stored.shape != computed.shape:
-            raise CheckpointError(
-                f"{PERIODS} has shape {tuple(stored.shape)}; num_heads={fields['num_heads']} needs "
-                f"{tuple(computed.shape)}. Give num_heads."
-            )
+            raise CheckpointError(f"{PERIODS} has {len(stored)} periods, which do not fit width {fields['embed_dim']}.")
         if not torch.allclose(stored, computed, rtol=1e-6, atol=0):
             fields["rope_periods"] = tuple(stored.tolist())
-        assumed = {**assumed_heads(fields["embed_dim"]), "image_size": "rotary positions fit any size"}
-        return Metadata(fields, assumed=assumed, architecture="dinov3")
+        return Metadata(fields, assumed={"image_size": "rotary positions fit any size"}, architecture="dinov3")
 
     def tensor_map(self, config: ViTConfig) -> TensorMap:
         return {**TENSOR_MAP, **GATED} if config.activation == "swiglu" else TENSOR_MAP

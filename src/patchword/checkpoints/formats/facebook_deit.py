@@ -36,7 +36,9 @@ class DeiT(Family):
         names = source.tensors
         plain = "pos_embed" in names and "patch_embed.proj.weight" in names and "mask_token" not in names
         own = source.wrapped or ("blocks.0.gamma_1" in names and source.path.suffix == ".pth")
-        return plain and own and "head.weight" in names and find_architecture(source)[0] is None
+        architecture = find_architecture(source)[0]
+        is_deit = architecture is None or (architecture.startswith("deit") and not source.config)
+        return plain and own and "head.weight" in names and is_deit
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         return source.tensors, {} if source.wrapped else {"bare": True}

@@ -96,7 +96,7 @@ class Timm(Family):
             tensors = {PROJECTION if n == "head.weight" else n: t for n, t in tensors.items()}
             del tensors["head.bias"]
         quirks: Fields = {"spellings": spellings}
-        if isinstance(source.config.get("model_args"), dict):
+        if isinstance(source.config.get("model_args"), dict) and "architecture" in source.config:
             quirks |= {name: source.config[name] for name in ("architecture", "model_args")}
         return tensors, quirks
 
@@ -176,7 +176,9 @@ def find_architecture(source: Source) -> tuple[str | None, list[Note]]:
     """Return the name in config.json, else the one that the file or its directory has, with a note."""
     name = source.config.get("architecture")
     if isinstance(name, str):
-        return name, []
+        return name.split(".")[
+            0
+        ], []  # a tag, as in "vit_base_patch16_224.augreg_in1k", says nothing of the architecture
     name = name_in_path(source.path)
     text = f"the architecture is {name}, by the name of the file; the file itself does not say."
     return name, [Note(text, "architecture_by_name")] if name else []
