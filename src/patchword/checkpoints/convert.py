@@ -177,7 +177,7 @@ def required_flags(family: Family, written: Checkpoint, again: Checkpoint, field
     assert isinstance(config, ViTConfig)
     if (
         "num_heads" not in fields
-        and family.name not in ("google", "big_vision")
+        and family.name not in HEADS_STORED
         and NUM_HEADS_BY_WIDTH.get(config.embed_dim) != config.num_heads
     ):
         fields = ["num_heads", *fields]
