@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from torch import nn
 
 from helpers.families import FAMILY_CONFIGS, family_model
 from helpers.tiny_trainer import config as tiny_config
+from patchword.checkpoints import Checkpoint, write_checkpoint
 from patchword.config import OptimConfig, ProgressiveResizeConfig, ViTConfig
+from patchword.data.preprocess import HALF, Preprocess
 from patchword.data.sources import ArraySource, DatasetSplits, from_arrays
 from patchword.models import build_model
 from patchword.models.layers import NoKeyBiasLinear
+from patchword.training.cpu_data_parallel import CPUDataParallel
 from patchword.training.distributed import ProcessGroup
 from patchword.training.init_model import is_frozen
 from patchword.training.lora import LoRALinear, add_lora, merge_lora
@@ -135,6 +139,41 @@ def test_lora(config: ViTConfig) -> None:
     torch.testing.assert_close(merged(images), logits, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         torch.testing.assert_close(merged(images), logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dinov3", "rope mixed", "beit", "aimv2"])
+def test_cpu_data_parallel(name: str) -> None:
+    """Two chunks in two threads give the gradients of the whole batch."""
+    with training(FAMILY_CONFIGS[name]) as trainer:
+        inputs, found = trainer.prepare_inputs(next(trainer.batches)), []
+        parallel = CPUDataParallel(trainer.model, trainer.objective, 2, "fp32")
+        try:
+            nn.init.normal_(trainer.model.head.weight, std=0.5)
+            parallel.backward(inputs, 1.0)
+            found = [p.grad.clone() for p in trainer.parameters]
+        finally:
+            parallel.close()
+        trainer.zero_grad()
+        trainer.objective(trainer.model, **inputs)[0].backward()
+        for gradient, parameter in zip(found, trainer.parameters, strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dinov3", "clip", "pe core", "aimv2"])
+def test_fine_tuning_of_a_model_without_a_head(name: str, tmp_path: Path) -> None:
+    """The backbone is kept, a new head is fitted on its features, and CLIP's projection is removed."""
+    config = FAMILY_CONFIGS[name].replace(num_classes=0)
+    weights = dict(family_model(config).state_dict())
+    write_checkpoint(tmp_path / "init", Checkpoint(config, weights, Preprocess((32, 32), mean=HALF, std=HALF)))
+    with training(config, init=str(tmp_path / "init"), head_init="probe", image_size=(16, 16)) as trainer:
+        assert trainer.config.model.num_classes == 4
+        assert trainer.config.model.projection_dim is None
+        assert torch.equal(trainer.model.get_parameter("blocks.0.mlp.fc1.weight"), weights["blocks.0.mlp.fc1.weight"])
+        assert trainer.model.head.weight.any(), "the head was fitted"
+        first, second = losses(trainer, 2)
+        assert first < 1
+        assert math.isfinite(second)
 
 
 @pytest.mark.slow
