@@ -146,6 +146,7 @@ NOTE_CODES = {
     "preprocess_assumed",
     "preprocess_not_stored",
     "preprocess_stated",
+    "projection_removed",
     "run_unfinished",
     "samples_left_out",
     "shard_damaged",

@@ -388,6 +388,14 @@ def test_adapted_model_drops_its_metrics() -> None:
     assert before.adapt(num_classes=4).provenance == before.provenance, "the config is the same"
 
 
+def test_note_on_a_removed_projection() -> None:
+    before = make_checkpoint(projection_dim=20, num_classes=0, labels=None)
+    notes = before.adapt(num_classes=5).notes
+    assert [note.code for note in notes] == ["head_replaced", "projection_removed"]
+    assert [note.code for note in before.adapt(projection_dim=None).notes] == ["projection_removed"]
+    assert not before.adapt(image_size=64).notes
+
+
 def test_head_of_the_same_size_is_kept(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", make_checkpoint())
     assert torch.equal(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from helpers.golden_cases import CASES, MODELS, checkpoint_path, overrides_of, read_case, read_golden
 from patchword.checkpoints import read_checkpoint, write_checkpoint
@@ -171,3 +172,33 @@ def test_position_resizing(name: str) -> None:
         found = resample_grid(before[k:], old, new, mode[CASES[name]["family"]])
         torch.testing.assert_close(found, after[k:], rtol=0, atol=TOLERANCE, msg=f"{name} {job}")
         torch.testing.assert_close(before[:k], after[:k], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["dinov3_base", "hf_dinov3", "timm_dinov3_token_other_size"])
+@pytest.mark.parametrize("to", ["dinov3", "transformers", "timm"])
+def test_dinov3_through_every_format(name: str, to: str, tmp_path: Path) -> None:
+    """Their mask tokens have different shapes; a head is stored by timm alone."""
+    checkpoint, out = read_case(name).adapt(num_classes=0), tmp_path / ("m" + SUFFIX.get(to, ""))
+    write_checkpoint(out, checkpoint, to)
+    images = read_golden("hf_dinov3")["images"]
+    expected = checkpoint.adapt(image_size=32).build_model()
+    with torch.no_grad():
+        features = read_checkpoint(out, image_size=32).build_model()(images)
+        torch.testing.assert_close(features, expected(images), rtol=0, atol=TOLERANCE)
+    shape = load_source(out).tensors.get({"dinov3": "mask_token"}.get(to, "embeddings.mask_token"))
+    assert to == "timm" or (shape is not None and shape.ndim == (2 if to == "dinov3" else 3))
+
+
+def test_clip_of_open_clip_to_transformers(tmp_path: Path) -> None:
+    """One norms all tokens, the other the class token alone, which is the same function."""
+    write_checkpoint(tmp_path / "clip", read_case("open_clip_quickgelu"), "transformers")
+    theirs = transformers.CLIPVisionModelWithProjection.from_pretrained(tmp_path / "clip").eval()
+    golden = read_golden("open_clip_quickgelu")
+    with torch.no_grad():
+        features = theirs(pixel_values=golden["images"]).image_embeds
+    torch.testing.assert_close(features, golden["features"], rtol=0, atol=TOLERANCE)
+
+
+def test_refusals_name_the_nearest_class(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"model with num_classes=7 \(only 0\)\.$"):
+        write_checkpoint(tmp_path / "m", read_case("timm_dinov3_token_other_size"), "transformers")

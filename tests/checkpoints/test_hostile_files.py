@@ -945,7 +945,7 @@ def test_tensors_are_named(name: str, originals: dict[str, Path], tmp_path: Path
 
 @pytest.mark.parametrize("name", ["timm pth", "timm safetensors", "torchvision", "deit", "dinov2", "vit_pytorch"])
 def test_unknown_number_of_heads(name: str, originals: dict[str, Path]) -> None:
-    with pytest.raises(CheckpointError, match=r"num_heads=\d.*--num-heads \d") as error:
+    with pytest.raises(CheckpointError, match=r"num_heads.*--num-heads [\dN]") as error:
         read_checkpoint(originals[name])
     assert str(originals[name]) in str(error.value)
     for wrong in ("four", 0, -1, 3, 10**12, math.nan, [4], None):

@@ -1,6 +1,7 @@
 """Parity with transformers for DINOv3, SigLIP, CLIP, BEiT, MAE, I-JEPA, MSN and AIMv2: random models, both ways."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from patchword.checkpoints import read_checkpoint, write_checkpoint
-from patchword.errors import UnknownArchitectureError
+from patchword.errors import CheckpointError, UnknownArchitectureError
 
 TOLERANCE = 3e-5
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
@@ -169,3 +170,60 @@ def test_aimv2_files_of_apple(tmp_path: Path) -> None:
     with torch.no_grad():
         features = read_checkpoint(tmp_path / "apple").build_model()(images)
     torch.testing.assert_close(features, their_output(theirs, images), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["siglip", "clip", "beit", "dinov3", "aimv2", "msn"])
+def test_missing_last_block(kind: str, tmp_path: Path) -> None:
+    """config.json states the depth: a file without its last block is not a shallower model."""
+    random_model(kind).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {n: t for n, t in tensors.items() if not re.search(r"layers?\.1\.", n)}
+    assert len(kept) < len(tensors)
+    save_file(kept, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing: .*\.1\."):
+        read_checkpoint(tmp_path)
+
+
+def test_tensors_of_another_model_than_config_json(tmp_path: Path) -> None:
+    random_model("siglip").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "clip_vision_model"}))
+    with pytest.raises(CheckpointError, match=r"config\.json .*CLIP"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["swin", "beit"])
+def test_models_that_are_not_read(kind: str, tmp_path: Path) -> None:
+    small = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [1, 2]}
+    if kind == "swin":
+        transformers.SwinModel(transformers.SwinConfig(**small, window_size=4)).save_pretrained(tmp_path)
+    else:  # without relative positions
+        transformers.BeitModel(transformers.BeitConfig(**SMALL, **BEIT)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="swin" if kind == "swin" else "no relative positions"):
+        read_checkpoint(tmp_path)
+
+
+def test_ijepa_with_a_pooler(tmp_path: Path) -> None:
+    """The pooler would read the first patch; the features are the mean, as a note says."""
+    config = transformers.IJepaConfig(**SMALL, **MLP)
+    theirs = transformers.IJepaModel(config, add_pooling_layer=True).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoint = read_checkpoint(tmp_path / "theirs")
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        mean = theirs(images).last_hidden_state.mean(dim=1)
+        torch.testing.assert_close(checkpoint.build_model()(images), mean, rtol=0, atol=TOLERANCE)
+    write_checkpoint(tmp_path / "back", checkpoint, "transformers")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert before.keys() == after.keys()
+
+
+@pytest.mark.parametrize(("kind", "summary"), [("dinov2", "resize to 36x36, crop 32x32"), ("deit", "squash to 36x36")])
+def test_default_preprocessing_is_that_of_transformers(kind: str, summary: str, tmp_path: Path) -> None:
+    classes = {"dinov2": ("Dinov2Config", "Dinov2Model"), "deit": ("DeiTConfig", "DeiTForImageClassification")}
+    config, model = (getattr(transformers, name) for name in classes[kind])
+    model(config(**SMALL)).save_pretrained(tmp_path)
+    preprocess = read_checkpoint(tmp_path).preprocess
+    assert preprocess is not None
+    assert preprocess.summary().startswith(summary)
+    assert preprocess.interpolation == "bicubic"

@@ -109,7 +109,7 @@ def test_unknown_architecture_of_timm(name: str, tmp_path: Path) -> None:
     while True:  # a rotary model is asked for the kind of its positions, once it is known to be one
         given |= {field: getattr(right, field) for field in error.value.missing}
         try:
-            found = read_checkpoint(tmp_path / "model", **given, **pool_options(right)).config
+            found = read_checkpoint(tmp_path / "model", **{**pool_options(right), **given}).config
             break
         except UnknownArchitectureError as another:
             error.value.missing = another.missing

@@ -97,7 +97,7 @@ def write_checkpoint(
         out: The file or directory to write; the format determines which of them, and the suffix of a file.
         checkpoint: The checkpoint.
         to: The format: "patchword" (a model directory), "google", "big_vision", "timm", "transformers",
-            "torchvision", "deit" or "dinov2".
+            "torchvision", "deit", "mae", "dinov2" or "dinov3".
         overwrite: Whether to replace an existing file, or a directory that contains nothing but a model.
 
     Returns:

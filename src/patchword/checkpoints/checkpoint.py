@@ -86,6 +86,9 @@ class Checkpoint:
         if new_head and config.num_classes:
             text = f"the head was replaced by zeros for {config.num_classes} classes, so it must be trained."
             notes += (Note(text, "head_replaced"),)
+        if getattr(self.config, "projection_dim", None) and not getattr(config, "projection_dim", None):
+            text = "CLIP's projection was removed: the features are those before it."
+            notes += (Note(text, "projection_removed"),)
         provenance = self.provenance
         if config != self.config:
             provenance = {name: value for name, value in provenance.items() if name != "metrics"}

@@ -38,6 +38,8 @@ def write_foreign(out: Path, checkpoint: Checkpoint, name: str, *, overwrite: bo
     quirks = checkpoint.quirks if checkpoint.family == name else {}
     check_suffix(out, next(family for family in FAMILIES if family.name == name))
     family = select_family(name, checkpoint.config, quirks)
+    checkpoint = replace(checkpoint, config=family.equivalent(checkpoint.config))
+    assert isinstance(checkpoint.config, ViTConfig)
     tensors, config = move_prefix_positions(
         checkpoint.tensors, checkpoint.config, family.num_positioned_tokens(checkpoint.config)
     )
@@ -60,12 +62,13 @@ def select_family(name: str, config: ViTConfig, quirks: Fields) -> Family:
     """
     families = [f for f in FAMILIES if f.name == name and f.writable]
     families.sort(key=lambda family: family.variant != quirks.get("variant", ""))
-    problems = [family.unsupported(config) for family in families]
+    problems = [family.unsupported(family.equivalent(config)) for family in families]
     for family, unsupported in zip(families, problems, strict=True):
         if not unsupported:
             return family
-    fewest = min(problems, key=len)
-    raise ConversionError(f"The {name} format cannot store a model with {', '.join(fewest)}.")
+    # Report the problems of the class that comes nearest: with the same kind of positions, if there is one.
+    nearest = min(problems, key=lambda found: (any(p.startswith("pos_embed=") for p in found), len(found)))
+    raise ConversionError(f"The {name} format cannot store a model with {', '.join(nearest)}.")
 
 
 def check_suffix(out: Path, family: Family) -> None:

@@ -78,8 +78,8 @@ def architecture_notes(metadata: Metadata, given: Fields) -> list[Note]:
         values = join_names([f"{name}={metadata.fields[name]} ({why})" for name, why in assumed.items()])
         notes.append(Note(f"the file does not store its whole architecture; assumed {values}.", "architecture_assumed"))
     for name, value in ViTConfig.cast_fields(given).items():
-        if name in metadata.fields and name not in metadata.assumed:
-            stored = ViTConfig.cast_fields({name: metadata.fields[name]})[name]
+        if name not in metadata.assumed:
+            stored = ViTConfig.cast_fields({name: metadata.fields.get(name, getattr(ViTConfig, name))})[name]
             if stored != value:
                 text = f"{name}={value} was given, although the file says {stored}."
                 notes.append(Note(text, "field_overridden"))
@@ -140,10 +140,10 @@ def detect_family(source: Source) -> Family:
     for family in FAMILIES:
         if family.matches(source):
             return family
-    raise CheckpointError(
-        f"{source.path} does not match any supported format ({', '.join(f.name for f in FAMILIES)}). "
-        f"Its tensors: {join_names(sorted(source.tensors), 6)}."
-    )
+    kind = source.config.get("model_type") or source.config.get("architecture")
+    text = f"{source.path}{f' ({kind})' if kind else ''} does not match any supported format"
+    names = ", ".join(dict.fromkeys(family.name for family in FAMILIES))
+    raise CheckpointError(f"{text} ({names}). Its tensors: {join_names(sorted(source.tensors), 6)}.")
 
 
 def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) -> Preprocess | None:

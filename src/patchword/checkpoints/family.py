@@ -1,6 +1,7 @@
 """Base class of all checkpoint families, and helpers that infer a config from tensor names and shapes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..config import ViTConfig
 from ..errors import CheckpointError, Note, UnknownArchitectureError
-from .mapping import TensorMap, join_names
+from .mapping import TensorMap
 
 Tensors = dict[str, Tensor]
 Fields = dict[str, Any]
@@ -99,6 +100,10 @@ class Family:
         """The inverse of `split_extras`."""
         return {**tensors, **{self.passthrough[n]: t for n, t in extras.items() if n in self.passthrough}}
 
+    def equivalent(self, config: ViTConfig) -> ViTConfig:
+        """Return a config of the same function and tensors, in the form that the format has."""
+        return config
+
     def unsupported(self, config: ViTConfig) -> list[str]:
         """List the config values that the format cannot store."""
         return [
@@ -158,23 +163,27 @@ def assumed_heads(width: int) -> Fields:
     return {"num_heads": f"that of models of width {width}"}
 
 
-def require_fields(overrides: Fields, examples: Fields, reason: str) -> None:
-    """Raise a CheckpointError if the caller did not give fields without which the reading would be a guess.
+# Fields that tensors do not show, with the values to choose from: none that a reader would just copy.
+CHOICES = {"num_heads": "N", "activation": "gelu|gelu_tanh|quick_gelu", "norm_eps": "1e-5|1e-6|1e-12"}
+CHOICES |= {"res_post_norm": "true|false", "pos_embed": "learned|rotary|learned+rotary", "pool_heads": "N"}
+CHOICES |= {"rope": "eva02|pe|axial|dinov3", "rope_reference": "ROWS COLUMNS", "pool_prefix": "true|false"}
+
+
+def require_fields(given: Fields, names: Sequence[str], reason: str) -> None:
+    """Raise an UnknownArchitectureError if the caller did not give fields without which the reading would be a guess.
 
     Args:
-        overrides: The fields that the caller gave.
-        examples: The needed fields, each with an example of a value.
-        reason: Why they are needed, a sentence.
+        given: The fields that the caller gave.
+        names: The fields that are needed.
+        reason: Why they are needed, and what else would help: sentences.
     """
-    missing = {name: value for name, value in examples.items() if name not in overrides}
-    if not missing:
-        return
-    python = ", ".join(f"{name}={value!r}" for name, value in missing.items())
-    flags = " ".join(format_flag(name, value) for name, value in missing.items())
-    raise UnknownArchitectureError(
-        f"{reason} Give {join_names(list(missing))}, for example {python} in Python or {flags} on the command line.",
-        missing=tuple(missing),
-    )
+    missing = tuple(name for name in names if name not in given)
+    if missing:
+        flags = " ".join(format_flag(name, CHOICES[name]) for name in missing)
+        raise UnknownArchitectureError(
+            f"{reason} If you know how it was built, give {', '.join(missing)}: {flags} (keywords in Python).",
+            missing=missing,
+        )
 
 
 def format_flag(name: str, value: Any) -> str:

@@ -54,7 +54,8 @@ class DINOv3(Family):
     def join_extras(self, tensors: Tensors, extras: Tensors, config: ViTConfig) -> Tensors:
         """The inverse of `split_extras`; for a model of another family, with a mask token of zeros."""
         token = tensors["cls_token"]
-        result = {**tensors, "mask_token": extras.get("mask_token", token.new_zeros(1, token.shape[-1]))}
+        mask_token = extras.get("mask_token", token.new_zeros(token.shape)).reshape(1, -1)  # in transformers (1, 1, D)
+        result = {**tensors, "mask_token": mask_token}
         result[PERIODS] = extras.get(PERIODS, rope_periods(config))
         for name in [n for n in tensors if n.endswith(".attn.qkv.bias") and not config.key_bias]:
             queries, keys, values = tensors[name].chunk(3)

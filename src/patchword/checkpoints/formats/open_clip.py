@@ -67,14 +67,15 @@ class OpenCLIP(Family):
         fields = {**self.defaults, **infer_fields(tensors)}
         width = fields["embed_dim"]
         if stated:
-            fields["num_heads"] = width // int(vision.get("head_width", 64))
+            stated_fields = {"head_dim": vision.get("head_width", 64), "depth": vision.get("layers", 12)}
+            cast = ViTConfig.cast_fields(stated_fields)
+            fields |= {"num_heads": width // max(1, cast["head_dim"]), "depth": cast["depth"]}
             fields["activation"] = "quick_gelu" if stated.get("quick_gelu") else "gelu"
             size = ViTConfig.cast_fields({"image_size": vision["image_size"]}) if "image_size" in vision else {}
             overrides = {**overrides, **size}
         else:
-            example = {"num_heads": max(1, width // 64), "activation": "quick_gelu"}
             reason = f"There is no open_clip_config.json beside {source.path.name}: it states how the model computes."
-            require_fields(overrides, example, reason)
+            require_fields(overrides, ("num_heads", "activation"), f"{reason} Put it there.")
         count = get_shape(tensors, "positional_embedding", 2)[0]
         fields["image_size"] = infer_image_size(count - 1, fields["patch_size"], overrides)
         return Metadata(

@@ -69,6 +69,7 @@ ROOT_ONLY = {"stem.conv": Rule(f"{BACKBONE}.conv"), "stem.norm": Rule(f"{BACKBON
 
 PROJECTION = "projection.weight"  # in timm, CLIP's projection is a head with a bias of zeros
 ROPE_FIELDS = ("rope", "rope_base", "rope_reference")
+POOL_FIELDS = ("pool_heads", "pool_prefix")
 # What the tensors do not show, with the values of an ordinary model.
 HIDDEN: Fields = {"activation": "gelu", "norm_eps": 1e-6, "res_post_norm": False}
 
@@ -190,7 +191,7 @@ def combine(inferred: Fields, by_name: Fields, stated: Fields) -> Fields:
     if inferred.get("activation") == "swiglu":
         fields["activation"] = "swiglu"
     if fields["pooling"] != "attention":
-        fields = {name: value for name, value in fields.items() if name not in ("pool_heads", "pool_prefix")}
+        fields = {name: value for name, value in fields.items() if name not in POOL_FIELDS}
     if "rope" in fields:
         fields["pos_embed"] = "rotary"
         return fields
@@ -227,14 +228,22 @@ def guess_hidden(architecture: str | None, inferred: Fields, given: Fields, sour
     is_plain &= is_beit or "blocks.0.gamma_1" not in source.tensors
     if architecture is None and is_plain:
         return HIDDEN
-    reason = f"{architecture} is not a known architecture of timm" if architecture else "The file names no architecture"
-    example = {"num_heads": max(1, inferred["embed_dim"] // 64), **HIDDEN}
-    example |= {} if is_beit else {"pos_embed": "learned" if "pos_embed" in source.tensors else "rotary"}
-    if str(given.get("pos_embed", "")).endswith("rotary"):
-        example |= {"rope": "dinov3"} | ({"rope_reference": (16, 16)} if given.get("rope") in ("eva02", "pe") else {})
-    require_fields(given, example, f"{reason}, and its tensors do not show how it computes.")
+    reason = (
+        "The file names no architecture, and its tensors do not show how it computes. Put timm's config.json beside "
+    )
+    reason += "it, or name it after its architecture, as in vit_base_patch16_clip_224.openai.safetensors."
+    if architecture:
+        reason = (
+            f"patchword does not know timm's architecture {architecture}: if it is a plain ViT, correct config.json."
+        )
+    is_rotary = str(given.get("pos_embed", "")).endswith("rotary")
+    names = ["num_heads", *HIDDEN] + ([] if is_beit else ["pos_embed"])
+    names += ["rope"] if is_rotary else []
+    names += ["rope_reference"] if is_rotary and given.get("rope") in ("eva02", "pe") else []
+    names += ["pool_heads", "pool_prefix"] if inferred["class_token"] and inferred["pooling"] == "attention" else []
+    require_fields(given, names, reason)
     rotary = ROPE_FIELDS if str(given.get("pos_embed", "")).endswith("rotary") else ()
-    return {name: given[name] for name in (*HIDDEN, *rotary) if name in given}
+    return {name: given[name] for name in (*HIDDEN, *POOL_FIELDS, *rotary) if name in given}
 
 
 def infer_size_of_tables(tensors: Tensors, fields: Fields) -> tuple[int, int]:

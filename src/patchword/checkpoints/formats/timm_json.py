@@ -23,7 +23,7 @@ def parse_model_args(config: Fields, arguments: Fields) -> Fields:
     if unreadable := [name for name in UNREADABLE if name in arguments]:
         values = ", ".join(f"{name}={arguments[name]!r}" for name in unreadable)
         raise CheckpointError(f"config.json has model_args that patchword does not read: {values}.")
-    names = {"img_size": "image_size", "num_heads": "num_heads", "ref_feat_shape": "rope_reference"}
+    names = {"img_size": "image_size", "num_heads": "num_heads", "depth": "depth", "ref_feat_shape": "rope_reference"}
     names |= {
         "attn_pool_num_heads": "pool_heads",
         "pool_include_prefix": "pool_prefix",

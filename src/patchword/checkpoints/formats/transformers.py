@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
-from ...errors import ConversionError, Note
+from ...errors import CheckpointError, ConversionError, Note
 from ..family import (
     Family,
     Fields,
@@ -15,7 +15,6 @@ from ..family import (
     infer_image_size,
     infer_num_heads,
     note_if,
-    translate_value,
 )
 from ..mapping import Patch, Rule, TensorMap
 from .transformers_json import (
@@ -89,6 +88,7 @@ class Transformers(Family):
         "norm_after_pool": (False,),
         "key_bias": (True,),
         "norm_layer": ("layer_norm",),
+        "res_post_norm": (False,),
     }
     defaults: ClassVar[Fields] = {"pos_embed_resample": "transformers", "norm_eps": 1e-12}
     preprocess: ClassVar[Fields] = {"resize": "squash", "interpolation": "bilinear"}
@@ -108,6 +108,16 @@ class Transformers(Family):
             quirks |= {"model_type": kind, "mask_ratio": source.config.get("mask_ratio", 0.75)}
         return tensors, quirks
 
+    def split_extras(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
+        """The pooler of I-JEPA reads the first patch, for lack of a class token: it is kept, but not used."""
+        tensors, extras = super().split_extras(tensors)
+        pooler = {n: t for n, t in tensors.items() if n.startswith("pooler.") and "embeddings.cls_token" not in tensors}
+        return {n: t for n, t in tensors.items() if n not in pooler}, {**extras, **pooler}
+
+    def join_extras(self, tensors: Tensors, extras: Tensors, config: ViTConfig) -> Tensors:
+        pooler = {n: t for n, t in extras.items() if n.startswith("pooler.") and not config.num_classes}
+        return {**super().join_extras(tensors, extras, config), **pooler}
+
     def denormalize(self, tensors: Tensors, config: ViTConfig, quirks: Fields) -> Tensors:
         prefix = "" if quirks.get("bare") else KINDS[model_type(config, quirks)][0] + "."
         bare: tuple[str, ...] = ("classifier.", "cls_classifier.", "distillation_classifier.")
@@ -115,10 +125,14 @@ class Transformers(Family):
         return {n if n.startswith(bare) else prefix + n: t for n, t in tensors.items()}
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
-        require_config(source, overrides, {"norm_eps": 1e-12, "activation": "gelu"})
+        unstated = require_config(source, overrides, "norm_eps", "activation")
         json_config = source.config
         kind = json_config.get("model_type") or infer_model_type(tensors)
-        translate_value(kind, {name: name for name in KINDS}, "model_type")
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise CheckpointError(
+                f"config.json has the model_type {kind!r}, which patchword does not read with these tensors. "
+                "`patchword models` lists what it reads."
+            )
         width, channels, ph, pw = get_shape(tensors, PROJECTION, 4)
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
         fields |= infer_block_fields(tensors, kind, json_config)
@@ -136,7 +150,7 @@ class Transformers(Family):
             notes=note_if(
                 source, (DECODER,), Note("the decoder of masked pre-training is not read.", "decoder_skipped")
             ),
-            assumed={"pooling": "this model does not pool"} if kind in ("vit_mae", "ijepa") else {},
+            assumed=unstated | ({"pooling": "this model does not pool"} if kind in ("vit_mae", "ijepa") else {}),
             architecture=kind,
         )
 
@@ -188,13 +202,15 @@ def infer_model_type(tensors: Tensors) -> str:
 def default_preprocess(kind: str) -> Fields:
     """Return the preprocessing of a model without preprocessor_config.json, if it is not that of ViT."""
     if "dino" in kind:
-        return {"crop": 0.875, "statistics": "imagenet"}
+        return {"resize": "cover", "crop": 0.875, "interpolation": "bicubic", "statistics": "imagenet"}
+    if kind == "deit":
+        return {"crop": 0.875, "interpolation": "bicubic"}
     return {"statistics": "imagenet"} if kind in ("vit_mae", "vit_msn") else {}
 
 
 def infer_block_fields(tensors: Tensors, kind: str, json_config: Fields) -> Fields:
     """Infer depth and the fields that the first block shows."""
-    fields: Fields = {"depth": count_blocks(tensors, "encoder.layer.", ".")}
+    fields: Fields = {"depth": json_config.get("num_hidden_layers", count_blocks(tensors, "encoder.layer.", "."))}
     fields["qkv_bias"] = "encoder.layer.0.attention.attention.query.bias" in tensors
     fields["norm_eps"] = json_config.get("layer_norm_eps", KINDS[kind][2])
     fields["activation"] = parse_activation(json_config, "gelu")

@@ -96,14 +96,14 @@ class TransformersAIMv2(Family):
         return {n: t for n, t in tensors.items() if not n.startswith(unwanted)}, {}
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
-        require_config(source, overrides, {"num_heads": 8, "norm_eps": 1e-5})
+        unstated = require_config(source, overrides, "num_heads", "norm_eps")
         config = source.config.get("vision_config", source.config)
         if not isinstance(config, dict):
             raise CheckpointError("config.json has a vision_config that is not an object.")
         translate_value(config.get("hidden_act", "silu"), {"silu": "swiglu"}, "activation")
         width, channels, ph, pw = get_shape(tensors, PATCH, 4)
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
-        fields["depth"] = count_blocks(tensors, "encoder.layers.", ".")
+        fields["depth"] = config.get("num_hidden_layers", count_blocks(tensors, "encoder.layers.", "."))
         fields["num_heads"] = config.get("num_attention_heads", 8)
         fields["norm_eps"] = config.get("rms_norm_eps", 1e-5)
         fields["mlp_dim"] = get_shape(tensors, LAYER.format(0) + ".ffn.down_proj.weight", 2)[1]
@@ -123,7 +123,7 @@ class TransformersAIMv2(Family):
             fields,
             preprocess=parse_preprocess(source.processor),
             notes=note_if(source, TEXT_TOWER[:2], Note(text, "text_tower_skipped")),
-            assumed={} if pools else {"pooling": "this model does not pool"},
+            assumed=unstated | ({} if pools else {"pooling": "this model does not pool"}),
             architecture="aimv2",
         )
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 
 from ...config import ViTConfig
-from ...errors import Note
+from ...errors import CheckpointError, Note
 from ..family import (
     Family,
     Fields,
@@ -71,8 +71,10 @@ class TransformersBEiT(Family):
     passthrough: ClassVar[dict[str, str]] = {"mask_token": "embeddings.mask_token"}
 
     def matches(self, source: Source) -> bool:
+        if str(source.config.get("model_type")) in CLASSES:
+            return any(n.endswith(PROJECTION) for n in source.tensors)
         names = source.tensors
-        return any(n.endswith(PROJECTION) for n in names) and any("relative_position_bias" in n for n in names)
+        return any(n.endswith(PROJECTION) for n in names) and any(TABLE in n for n in names)
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         prefix = next((n.removesuffix(PROJECTION) for n in source.tensors if n.endswith(PROJECTION)), "")
@@ -102,11 +104,16 @@ class TransformersBEiT(Family):
         return {n if n.startswith("classifier.") else prefix + n: t for n, t in tensors.items()}
 
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
-        require_config(source, overrides, {"norm_eps": 1e-12, "activation": "gelu", "num_heads": 12})
+        if not any(TABLE in n for n in tensors):
+            raise CheckpointError("This BEiT has no relative positions; patchword reads only those that have them.")
+        unstated = require_config(source, overrides, "norm_eps", "activation", "num_heads")
         config = source.config
         width, channels, ph, pw = get_shape(tensors, PROJECTION, 4)
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
-        fields |= {"depth": count_blocks(tensors, "encoder.layer.", "."), "image_size": config.get("image_size", 224)}
+        fields |= {
+            "depth": config.get("num_hidden_layers", count_blocks(tensors, "encoder.layer.", ".")),
+            "image_size": config.get("image_size", 224),
+        }
         fields["num_heads"] = config.get("num_attention_heads", 12)
         fields["norm_eps"] = config.get("layer_norm_eps", 1e-12)
         fields["activation"] = parse_activation(config, "gelu")
@@ -125,7 +132,7 @@ class TransformersBEiT(Family):
             notes=note_if(
                 source, ("lm_head.",), Note("the head of masked pre-training is not read.", "decoder_skipped")
             ),
-            assumed={} if pools else {"pooling": "this model does not pool"},
+            assumed=unstated | ({} if pools else {"pooling": "this model does not pool"}),
             architecture=config.get("model_type", "beit"),
         )
 

@@ -135,8 +135,10 @@ class TransformersCLIP(Family):
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
         kind = infer_kind(source, tensors)
         activation, eps, heads = DEFAULTS[kind]
-        require_config(source, overrides, {"num_heads": heads, "norm_eps": eps, "activation": "gelu"})
+        unstated = require_config(source, overrides, "num_heads", "norm_eps", "activation")
         config = vision_config(source)
+        if (kind == "clip") != ("embeddings.class_embedding" in tensors):
+            raise CheckpointError(f"config.json is that of {NAMES[kind]}, but the tensors are not.")
         fields: Fields = {**self.defaults, **infer_fields(tensors, overrides, config)}
         fields["num_heads"] = config.get("num_attention_heads", heads)
         fields["norm_eps"] = config.get("layer_norm_eps", eps)
@@ -150,9 +152,14 @@ class TransformersCLIP(Family):
             preprocess=default_preprocess(kind) | parse_preprocess(source.processor),
             labels=parse_labels(source.config.get("id2label")),
             notes=note_if(source, TEXT_TOWER[:2], Note(text, "text_tower_skipped")),
-            assumed={} if fields["num_classes"] else assumed,
+            assumed=unstated | ({} if fields["num_classes"] else assumed),
             architecture=kind,
         )
+
+    def equivalent(self, config: ViTConfig) -> ViTConfig:
+        """The norm of the class token is the same before and after it is picked."""
+        is_clip = config.pooling == "class" and config.norm_pre and config.final_norm and not config.num_classes
+        return config.replace(norm_after_pool=True) if is_clip else config
 
     def unsupported(self, config: ViTConfig) -> list[str]:
         problems = super().unsupported(config)
@@ -160,6 +167,8 @@ class TransformersCLIP(Family):
         siglip = not (config.class_token or config.norm_pre or config.norm_after_pool) and config.patch_bias
         if not clip and not siglip:
             problems.append("other tokens, norms or patch projection than those of CLIP or SigLIP")
+        if config.num_classes and config.pooling != "average":
+            problems.append(f"num_classes={config.num_classes}, unless it averages its tokens")
         if config.image_size[0] != config.image_size[1] or config.patch_size[0] != config.patch_size[1]:
             problems.append(f"image_size={config.image_size} and patch_size={config.patch_size} (only squares)")
         return problems
@@ -194,7 +203,10 @@ def infer_kind(source: Source, tensors: Tensors) -> str:
         for name in sorted(DEFAULTS, key=len, reverse=True):
             if kind in (name, f"{name}_vision_model"):
                 return name
-        raise CheckpointError(f"config.json has the model_type {kind!r}; supported: {', '.join(DEFAULTS)}.")
+        raise CheckpointError(
+            f"config.json has the model_type {kind!r}, which patchword does not read. "
+            "`patchword models` lists what it reads."
+        )
     if "embeddings.class_embedding" in tensors:
         return "clip"
     return "siglip2" if PATCH in tensors and tensors[PATCH].ndim == 2 else "siglip"
@@ -210,15 +222,16 @@ def default_preprocess(kind: str) -> Fields:
 def infer_fields(tensors: Tensors, overrides: Fields, config: Fields) -> Fields:
     """Infer the fields that tensors show."""
     is_clip = "embeddings.class_embedding" in tensors
-    channels = int(config.get("num_channels", 3))
+    channels = ViTConfig.cast_fields({"in_channels": config.get("num_channels", 3)})["in_channels"]
     if tensors[PATCH].ndim == 2:  # SigLIP 2 takes flattened patches
         width, patch_dim = get_shape(tensors, PATCH, 2)
-        ph = pw = int(config.get("patch_size", math.isqrt(patch_dim // channels)))
+        side = math.isqrt(max(0, patch_dim // max(1, channels)))
+        ph, pw = ViTConfig.cast_fields({"patch_size": config.get("patch_size", side)})["patch_size"]
     else:
         width, channels, ph, pw = get_shape(tensors, PATCH, 4)
     fields: Fields = {"patch_size": (ph, pw), "in_channels": channels, "embed_dim": width, "class_token": is_clip}
     fields |= {"norm_pre": is_clip, "patch_bias": not is_clip}
-    fields["depth"] = count_blocks(tensors, "encoder.layers.", ".")
+    fields["depth"] = config.get("num_hidden_layers", count_blocks(tensors, "encoder.layers.", "."))
     fields["mlp_dim"] = get_shape(tensors, LAYER.format(0) + ".mlp.fc1.weight", 2)[0]
     fields["num_classes"] = get_shape(tensors, "classifier.weight", 2)[0] if "classifier.weight" in tensors else 0
     positions = get_shape(tensors, "embeddings.position_embedding.weight", 2)[0]

@@ -58,13 +58,20 @@ class TransformersDINOv3(Family):
         unused = {"mask_token": token.new_zeros(token.shape), "register_tokens": token[:, :0]}
         return {**{f"embeddings.{name}": t for name, t in unused.items()}, **tensors}
 
+    def join_extras(self, tensors: Tensors, extras: Tensors, config: ViTConfig) -> Tensors:
+        """The inverse of `split_extras`; Meta's files have a mask token of shape (1, D)."""
+        joined = super().join_extras(tensors, extras, config)
+        return {n: t.reshape(1, 1, -1) if n.endswith("mask_token") else t for n, t in joined.items()}
+
     def read_metadata(self, source: Source, tensors: Tensors, overrides: Fields) -> Metadata:
-        defaults = {"num_heads": 6, "activation": "gelu", "norm_eps": 1e-5}
-        require_config(source, overrides, defaults)
+        unstated = require_config(source, overrides, "num_heads", "activation", "norm_eps")
         config = source.config
         width, channels, ph, pw = get_shape(tensors, PROJECTION, 4)
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
-        fields |= {"depth": count_blocks(tensors, "layer.", "."), "image_size": config.get("image_size", 224)}
+        fields |= {
+            "depth": config.get("num_hidden_layers", count_blocks(tensors, "layer.", ".")),
+            "image_size": config.get("image_size", 224),
+        }
         fields["num_heads"] = config.get("num_attention_heads", 6)
         fields["norm_eps"] = config.get("layer_norm_eps", 1e-5)
         if "layer.0.mlp.gate_proj.weight" in tensors:
@@ -81,7 +88,8 @@ class TransformersDINOv3(Family):
             fields["rope_base"] = config["rope_theta"]
         if "embeddings.register_tokens" in tensors:
             fields["num_registers"] = get_shape(tensors, "embeddings.register_tokens", 3)[1]
-        return Metadata(fields, preprocess=parse_preprocess(source.processor), architecture="dinov3_vit")
+        preprocess = parse_preprocess(source.processor)
+        return Metadata(fields, preprocess=preprocess, assumed=unstated, architecture="dinov3_vit")
 
     def tensor_map(self, config: ViTConfig) -> TensorMap:
         return {**TENSOR_MAP, **GATED} if config.activation == "swiglu" else TENSOR_MAP

@@ -15,11 +15,18 @@ ACTIVATIONS = {
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
-def require_config(source: Source, overrides: Fields, defaults: Fields) -> None:
-    """Raise a CheckpointError for a file without config.json, unless the caller gives what it would state."""
-    if not source.config:
-        reason = f"There is no config.json beside {source.path.name}, which states how transformers' model computes."
-        require_fields(overrides, defaults, reason)
+def require_config(source: Source, overrides: Fields, *names: str) -> Fields:
+    """Raise an error for a file without config.json, unless the caller gives what it would state.
+
+    Returns:
+        The fields that no file states, for `Metadata.assumed`; empty with a config.json.
+    """
+    if source.config:
+        return {}
+    place = f"in {source.path}" if source.path.is_dir() else f"beside {source.path.name}"
+    reason = f"There is no config.json of transformers {place}, which states how the model computes. Put it there."
+    require_fields(overrides, names, reason)
+    return dict.fromkeys(names, "the default of the class")
 
 
 def parse_activation(config: Fields, default: str) -> str:

@@ -97,9 +97,8 @@ def infer_heads(tensors: Tensors, overrides: Fields) -> Fields:
     inner = get_shape(tensors, ATTENTION.format(0) + ".to_qkv.weight", 2)[0] // 3
     if head_dim := overrides.get("head_dim"):
         overrides = {"num_heads": inner // head_dim, **overrides}
-    default = inner // 64 if inner % 64 == 0 and inner > 64 else 8  # 64 is vit-pytorch's default of dim_head
-    reason = f"The file does not store how {inner} attention channels are split into heads."
-    require_fields(overrides, {"num_heads": default}, reason)
+    reason = f"The file does not store how {inner} attention channels are split into heads (64 wide by default)."
+    require_fields(overrides, ("num_heads",), reason)
     heads = int(overrides["num_heads"])
     if not heads or inner % heads:
         raise CheckpointError(f"{inner} attention channels cannot be split into num_heads={heads} heads.")

@@ -9,7 +9,9 @@ from ..arguments import arg, positional
 from ..model_args import NO_OVERRIDES, Flag, ModelArgs, ModelReference
 from ..output import print_notes
 
-Format = Literal["patchword", "google", "big_vision", "timm", "transformers", "torchvision", "deit", "dinov2"]
+Format = Literal[
+    "patchword", "google", "big_vision", "timm", "transformers", "torchvision", "deit", "mae", "dinov2", "dinov3"
+]
 
 
 def convert(
@@ -26,7 +28,7 @@ def convert(
 
     Args:
         out: directory to create (patchword, transformers, timm), or file: *.safetensors or *.pth (timm), *.npz (google,
-            big_vision), *.pth (torchvision, deit, dinov2)
+            big_vision), *.pth (torchvision, deit, mae, dinov2, dinov3)
         to: the format to write
         half: store the weights in float16 (patchword format only); the model still computes in float32
         overwrite: replace an existing model
