@@ -332,9 +332,10 @@ def test_every_family_is_inspected(config: ViTConfig, photos: Path) -> None:
 def test_figures_are_drawn(name: str, photos: Path) -> None:
     """Pooling with more heads than the blocks, a norm before them, and no head."""
     config = FAMILY_CONFIGS[name].replace(num_classes=0 if name == "clip" else 5)
-    for panel in inspected(config, photos).values():
-        if panel.draw is not None and panel.name in ("walkthrough", "heads", "explanations", "positions"):
-            panel.figure(LIGHT).canvas.draw()
+    panels, names = inspected(config, photos), ["walkthrough", "heads", "explanations"]
+    assert all(panels[each].draw is not None for each in names)
+    for each in [*names, *(["positions"] if panels["positions"].draw is not None else [])]:
+        panels[each].figure(LIGHT).canvas.draw()
 
 
 @pytest.mark.slow
