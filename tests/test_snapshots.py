@@ -406,7 +406,7 @@ def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Pat
 
 def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short runs, one of which diverges; as many steps as if each took a second, whatever the machine does."""
-    monkeypatch.setattr("patchword.studies.runner.time_models", lambda study, now: (1.0, 0.0))
+    monkeypatch.setattr("patchword.studies.runner.time_cells", lambda study, now: [(1.0, 1.0)] * len(study.cells))
     for limit in ("OVERHEAD_SECONDS", "MIN_STEPS"):
         monkeypatch.setattr(f"patchword.studies.runner.{limit}", 1)
     config = BASE.replace(model=TINY, eval_every=1e9)

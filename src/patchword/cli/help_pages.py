@@ -37,7 +37,7 @@ GROUPS = {
         "evaluate": "measure a model on labeled images, with confidence intervals",
         "probe": "measure frozen features: few-shot, k-NN, logistic regression",
         "bench": "compare the inference engines on this machine",
-        "study": "repeat an experiment of the paper at small scale",
+        "study": "measure a claim of the paper, or of what led to it",
     },
     "Understand": {
         "show": "print what was recognized in a checkpoint, and what was assumed",

@@ -1,7 +1,17 @@
 """Configurations of models (model.py) and training runs (train.py) as frozen dataclasses. Imports no torch."""
 
 from .json_config import JsonConfig, cast
-from .model import MAX_BLOCKS, MAX_STAGES, ModelConfig, Resample, ResNetConfig, Size, ViTConfig, WeightStandardization
+from .model import (
+    MAX_BLOCKS,
+    MAX_STAGES,
+    ModelConfig,
+    NonLocalForm,
+    Resample,
+    ResNetConfig,
+    Size,
+    ViTConfig,
+    WeightStandardization,
+)
 from .train import (
     AugmentConfig,
     Config,
@@ -21,6 +31,7 @@ __all__ = [
     "DistillConfig",
     "JsonConfig",
     "ModelConfig",
+    "NonLocalForm",
     "OptimConfig",
     "ProgressiveResizeConfig",
     "ResNetConfig",

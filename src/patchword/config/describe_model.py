@@ -1,10 +1,10 @@
-"""The architecture of a model in words: what differs from the paper's ViT."""
+"""The architecture of a model in words: what differs from the paper's ViT, or from a ResNet of convolutions."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from . import ModelConfig, ViTConfig
+from . import ModelConfig, ResNetConfig, ViTConfig
 
 PLAIN = ViTConfig()
 # Sizes, in which every model differs.
@@ -89,11 +89,24 @@ PHRASES: dict[str, str | dict[Any, str]] = {
     "final_norm": "no final norm",
 }
 
+RESNET_PHRASES: dict[str, dict[Any, str]] = {
+    "spatial": {
+        "local": "attention in windows of {window} pixels (SASA) with {heads} heads instead of 3x3 convolutions{start}",
+        "axial": "axial attention with {heads} heads instead of 3x3 convolutions{start}",
+    },
+    "non_local": {
+        "gaussian": "a Non-local block (Gaussian)",
+        "embedded": "a Non-local block (embedded Gaussian)",
+        "dot": "a Non-local block (dot product)",
+        "concat": "a Non-local block (concatenation)",
+    },
+}
+
 
 def describe_differences(config: ModelConfig) -> dict[str, str]:
-    """Return a phrase for each field in which a model differs from the paper's ViT, sizes apart; {} for a ResNet."""
-    if not isinstance(config, ViTConfig):
-        return {}
+    """Return a phrase for each field in which a model differs from the paper's ViT or a usual ResNet, sizes apart."""
+    if isinstance(config, ResNetConfig):
+        return describe_attention(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     texts = {name: format_value(name, value) for name, value in values.items()}
     phrases = {}
@@ -105,6 +118,14 @@ def describe_differences(config: ModelConfig) -> dict[str, str]:
         phrase = phrase.get(value, "{value}") if isinstance(phrase, dict) else phrase
         phrases[name] = phrase.format(value=texts[name], **texts)
     return phrases
+
+
+def describe_attention(config: ResNetConfig) -> dict[str, str]:
+    """Return a phrase for each field that adds attention to a ResNet."""
+    start = f" from stage {config.spatial_stage + 1} of {len(config.layers)}" if config.spatial_stage else ""
+    values = {"window": config.spatial_window, "heads": config.spatial_heads, "start": start}
+    chosen = {name: phrases.get(getattr(config, name)) for name, phrases in RESNET_PHRASES.items()}
+    return {name: phrase.format(**values) for name, phrase in chosen.items() if phrase}
 
 
 def format_value(name: str, value: Any) -> str:

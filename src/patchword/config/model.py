@@ -31,6 +31,8 @@ NormLayer = Literal["layer_norm", "rms_norm"]
 AttentionPattern = Literal["global", "axial", "local"]
 ResNetKind = Literal["bit", "cifar"]
 WeightStandardization = Literal["google", "timm", "bit"]
+Spatial = Literal["conv", "local", "axial"]
+NonLocalForm = Literal["gaussian", "embedded", "dot", "concat"]
 
 
 @dataclass(frozen=True)
@@ -401,6 +403,16 @@ class ResNetConfig(JsonConfig):
     """Multiplies the number of channels of every layer."""
     kind: ResNetKind = "bit"
     """BiT's ResNet ("bit"), or one for small images ("cifar"): 16 x width_factor channels, doubled in each stage."""
+    spatial: Spatial = "conv"
+    """Layers of the units that see other pixels: 3x3 convolutions, attention in a window (SASA), axial attention."""
+    spatial_stage: int = 0
+    """The first stage with such attention, counted from 0; the stages before it keep convolutions."""
+    spatial_window: int = 7
+    """Side of the window of "local" attention, in pixels of the feature map; an odd number."""
+    spatial_heads: int = 8
+    """Number of attention heads of "local" and "axial" attention."""
+    non_local: NonLocalForm | None = None
+    """The pairwise function of a Non-local block before the last unit of the second last stage; none by default."""
 
     def validate(self) -> None:
         stages = len(self.layers)
@@ -412,6 +424,35 @@ class ResNetConfig(JsonConfig):
         self.check_range(0, MAX_CLASSES, "num_classes")
         sides_fit = all(1 <= side <= MAX_IMAGE_SIZE for side in self.image_size)
         self.check("image_size", sides_fit, f"between 1 and {MAX_IMAGE_SIZE:,}")
+        self._validate_spatial()
+
+    def _validate_spatial(self) -> None:
+        for name, needed in (("stage", "local axial"), ("window", "local"), ("heads", "local axial")):
+            field, default = f"spatial_{name}", getattr(type(self), f"spatial_{name}")
+            fits = self.spatial in needed.split()
+            self.check(field, fits or getattr(self, field) == default, f"{default} for spatial {self.spatial!r}")
+        self.check_range(0, len(self.layers) - 1, "spatial_stage")
+        self.check_range(1, 63, "spatial_window")
+        self.check("spatial_window", self.spatial_window % 2 == 1, "an odd number")
+        self.check_range(1, 1024, "spatial_heads")
+        width = self.base_width * 2**self.spatial_stage
+        self.require(
+            self.spatial == "conv" or width % (2 * self.spatial_heads) == 0,
+            f"model.spatial_heads {self.spatial_heads}: {width} channels do not give each head an even number of them; "
+            f"use a divisor of {width // 2}.",
+        )
+
+    @property
+    def base_width(self) -> int:
+        """Number of channels of the 3x3 convolutions in the first stage, doubled in each further stage."""
+        return (64 if self.kind == "bit" else 16) * self.width_factor
+
+    @property
+    def stage_sizes(self) -> tuple[Size, ...]:
+        """Height and width of the feature map of each stage."""
+        first = 2 if self.kind == "bit" else 0  # the root of BiT halves the image twice
+        height, width = self.image_size
+        return tuple((-(-height // 2**n), -(-width // 2**n)) for n in range(first, first + len(self.layers)))
 
     @property
     def pooled_dim(self) -> int:

@@ -18,6 +18,8 @@ from ..models import ViT
 from ..models.attention import attention_weights
 from ..models.layers import layer_indices
 from ..models.pooling import AttentionPool
+from ..models.resnet import ResNetBase
+from ..models.spatial import NonLocal
 
 MAX_MAP_BYTES = 2**28  # for the maps of a chunk and their copies
 MAP_COPIES = 4  # in memory at once, while something is computed from maps
@@ -105,6 +107,24 @@ def attention_maps(model: ViT, images: Tensor, layers: Sequence[int] | None = No
     with observe_attention(model, keep):
         model.forward_features(images)
     return {layer: maps[layer] for layer in chosen}
+
+
+def non_local_weights(model: ResNetBase, images: Tensor) -> Tensor:
+    """Runs a ResNet on images and returns the weights of its Non-local block: (B, h, w, h, w).
+
+    Entry [b, y, x] is what position (y, x) attends to; in the forms "gaussian" and "embedded" it sums to 1.
+    """
+    captured: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        captured.append(output)
+
+    names = [name for name, module in model.named_modules() if isinstance(module, NonLocal)]
+    with forward_hooks(model, {f"{name}{part}": keep for name in names for part in (".weights", "")}):
+        model.feature_map(images)
+    weights, feature_map = captured
+    size = feature_map.shape[2:]
+    return weights.unflatten(2, size).unflatten(1, size)
 
 
 def forward_with_maps(model: ViT, images: Tensor) -> tuple[Tensor, list[Tensor]]:

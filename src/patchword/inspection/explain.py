@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..models import ViT
 from ..models.resnet import ResNetBase
 from .attention_rollout import head_attention, rollout
-from .capture import MAP_COPIES, MAX_MAP_BYTES
+from .capture import MAP_COPIES, MAX_MAP_BYTES, non_local_weights
 from .relevance import gradcam, relevance, token_gradients
 
 Method = Literal["relevance", "tokens", "gradcam", "rollout", "attention"]
@@ -21,6 +21,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 CLASS_METHODS: tuple[Method, ...] = ("relevance", "tokens", "gradcam")  # the others do not depend on the class
 # With a linear head on average pooling, "tokens" equals "gradcam".
 RESNET_METHODS: tuple[Method, ...] = ("gradcam",)
+NON_LOCAL_METHODS: tuple[Method, ...] = ("gradcam", "attention")  # with a Non-local block whose weights are a softmax
 NO_CLASSES = "The model has no head, so it has no classes to explain."
 
 
@@ -31,9 +32,10 @@ def methods_for(config: ModelConfig) -> tuple[Method, ...]:
         config: The model's config, `model.config`. Without a head, there are no classes to explain, so only "rollout"
             and "attention" are left.
     """
-    methods = RESNET_METHODS
     if isinstance(config, ViTConfig):
         methods = METHODS if config.depth else ()
+    else:
+        methods = NON_LOCAL_METHODS if config.non_local in ("gaussian", "embedded") else RESNET_METHODS
     return methods if config.num_classes else tuple(m for m in methods if m not in CLASS_METHODS)
 
 
@@ -63,7 +65,7 @@ def explain(model: ViT | ResNetBase, images: Tensor, classes: Tensor | None, met
         method: The method; `methods_for(model.config)` lists those that the model supports.
 
     Returns:
-        Nonnegative maps (B, h, w) on the patch grid, or on the last feature map of a ResNet. Larger means more
+        Nonnegative maps (B, h, w) on the patch grid, or on a feature map of a ResNet. Larger means more
             relevant; each map has its own scale.
 
     Raises:
@@ -122,7 +124,9 @@ def explain_batch(model: ViT | ResNetBase, images: Tensor, classes: Tensor, meth
         return gradcam(model, images, classes)
     if method == "tokens":
         return token_gradients(model, images, classes)
-    assert isinstance(model, ViT)
+    if not isinstance(model, ViT):
+        with torch.no_grad():
+            return non_local_weights(model, images).mean(dim=(1, 2))  # over the positions that attend
     if method == "relevance":
         return relevance(model, images, classes)
     if method == "rollout":

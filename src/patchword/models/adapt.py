@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ViTConfig
+from ..config import ModelConfig, ResNetConfig, ViTConfig
 from ..errors import ConfigError
 from .pos_embed import resample_grid, resample_line
 
@@ -39,6 +39,8 @@ def adapt_state(state: State, old: ModelConfig, new: ModelConfig) -> State:
         adapt_input(state, old, new)
     if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and new.grid != old.grid:
         state = resample_positions(state, old, new)
+    if isinstance(new, ResNetConfig) and new.spatial == "axial" and new.image_size != old.image_size:
+        state = resample_axial(state, new)
     return state
 
 
@@ -131,3 +133,18 @@ def resample_positions(state: State, old: ViTConfig, new: ViTConfig) -> State:
             table = state[name].flatten(1).T
             state[name] = resample_grid(table, before, after, mode).T.reshape(-1, *after)
     return state
+
+
+def resample_axial(state: State, new: ResNetConfig) -> State:
+    """Resamples the relative positions of axial attention to another image size, linearly; offset 0 stays in place."""
+    from . import tensor_shapes
+
+    lengths = {name: len(t) for name, t in tensor_shapes(new).items() if ".relative_" in name}
+    return state | {name: resample_offsets(state[name], length) for name, length in lengths.items()}
+
+
+def resample_offsets(table: Tensor, length: int) -> Tensor:
+    """Resamples a table of offsets, of odd length: (n, D) -> (length, D)."""
+    if length == 1:  # with aligned corners, a single sample would be the first offset
+        return table[len(table) // 2, None]
+    return resample_line(table, length, "google")

@@ -1,18 +1,25 @@
 """ResNets: the stem of the paper's hybrids, BiT (its convolutional baseline), and He et al.'s for small images.
 
 The first two use weight standardization (Qiao et al., 2019) and GroupNorm instead of batch norm. The hybrid's
-units are post-activation and pad as TensorFlow does; BiT's are pre-activation and pad as PyTorch does.
+units are post-activation and pad as TensorFlow does; BiT's are pre-activation and pad as PyTorch does. The layers of
+spatial.py can replace the 3x3 convolutions of the last two.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ResNetConfig, ViTConfig, WeightStandardization
+from .spatial import AxialLayer, LocalAttention, NonLocal, make_attention
 
 GROUPS = 32
+
+# Makes the attention layer that replaces a 3x3 convolution: channels in, channels out, stride.
+AttentionMaker = Callable[[int, int, int], nn.Module]
 
 
 class StdConv2d(nn.Conv2d):
@@ -101,10 +108,10 @@ def group_norm_eps(rule: WeightStandardization) -> float:
 class BiTUnit(nn.Module):
     """Bottleneck, pre-activation: the shortcut of a unit that changes the shape starts after the first norm."""
 
-    def __init__(self, cin: int, width: int, stride: int) -> None:
+    def __init__(self, cin: int, width: int, stride: int, attention: AttentionMaker | None = None) -> None:
         super().__init__()
         self.norm1, self.conv1 = nn.GroupNorm(GROUPS, cin), StdConv2d(cin, width, 1, rule="bit")
-        self.norm2, self.conv2 = nn.GroupNorm(GROUPS, width), StdConv2d(width, width, 3, stride, rule="bit")
+        self.norm2, self.conv2 = nn.GroupNorm(GROUPS, width), make_conv3x3(width, width, stride, attention, rule="bit")
         self.norm3, self.conv3 = nn.GroupNorm(GROUPS, width), StdConv2d(width, 4 * width, 1, rule="bit")
         changes = cin != 4 * width or stride != 1
         self.shortcut = StdConv2d(cin, 4 * width, 1, stride, rule="bit") if changes else None
@@ -115,6 +122,29 @@ class BiTUnit(nn.Module):
         y = self.conv1(y)
         y = self.conv2(F.relu(self.norm2(y)))
         return shortcut + self.conv3(F.relu(self.norm3(y)))
+
+
+def make_conv3x3(
+    cin: int, cout: int, stride: int, attention: AttentionMaker | None, rule: WeightStandardization | None = None
+) -> nn.Module:
+    """Makes the 3x3 convolution of a unit, with standardized weights if there is a rule, or what replaces it."""
+    if attention is not None:
+        return attention(cin, cout, stride)
+    if rule is not None:
+        return StdConv2d(cin, cout, 3, stride, rule=rule)
+    return nn.Conv2d(cin, cout, 3, stride, padding=1, bias=False)
+
+
+def attention_maker(config: ResNetConfig, stage: int) -> AttentionMaker | None:
+    """Returns what makes the attention layers of a stage; None if it has convolutions."""
+    has_attention = config.spatial != "conv" and stage >= config.spatial_stage
+    return partial(make_attention, config, stage) if has_attention else None
+
+
+def has_non_local(config: ResNetConfig, stage: int, unit: int) -> bool:
+    """Whether a Non-local block precedes this unit: the last one of the second last stage, as in the paper's res4."""
+    place = max(0, len(config.layers) - 2)
+    return config.non_local is not None and (stage, unit) == (place, config.layers[place] - 1)
 
 
 class ResNetBase(nn.Module):
@@ -143,6 +173,9 @@ class ResNetBase(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        for module in self.modules():
+            if isinstance(module, AxialLayer | LocalAttention | NonLocal):
+                module.reset_parameters()
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
@@ -161,7 +194,10 @@ class ResNet(ResNetBase):
             width = 64 * config.width_factor * 2**stage
             blocks = nn.Sequential()
             for unit in range(units):
-                blocks.append(BiTUnit(channels, width, 2 if stage > 0 and unit == 0 else 1))
+                if has_non_local(config, stage, unit) and config.non_local:
+                    blocks.append(NonLocal(channels, config.non_local, nn.GroupNorm(GROUPS, channels)))
+                stride = 2 if stage > 0 and unit == 0 else 1
+                blocks.append(BiTUnit(channels, width, stride, attention_maker(config, stage)))
                 channels = 4 * width
             self.stages.append(blocks)
         self.norm = nn.GroupNorm(GROUPS, channels)
@@ -179,10 +215,10 @@ class ResNet(ResNetBase):
 class SmallUnit(nn.Module):
     """Two 3x3 convolutions with batch norm, and a shortcut that is projected if the shape changes."""
 
-    def __init__(self, cin: int, cout: int, stride: int) -> None:
+    def __init__(self, cin: int, cout: int, stride: int, attention: AttentionMaker | None = None) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(cin, cout, 3, stride, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(cout, cout, 3, padding=1, bias=False)
+        self.conv1 = make_conv3x3(cin, cout, stride, attention)
+        self.conv2 = make_conv3x3(cout, cout, 1, attention)
         self.norm1, self.norm2 = nn.BatchNorm2d(cout), nn.BatchNorm2d(cout)
         self.shortcut = nn.Conv2d(cin, cout, 1, stride, bias=False) if cin != cout or stride != 1 else None
 
@@ -204,8 +240,10 @@ class SmallResNet(ResNetBase):
         for stage, units in enumerate(config.layers):
             blocks = nn.Sequential()
             for unit in range(units):
-                width = 16 * config.width_factor * 2**stage
-                blocks.append(SmallUnit(channels, width, 2 if stage > 0 and unit == 0 else 1))
+                if has_non_local(config, stage, unit) and config.non_local:
+                    blocks.append(NonLocal(channels, config.non_local, nn.BatchNorm2d(channels)))
+                width, stride = 16 * config.width_factor * 2**stage, 2 if stage > 0 and unit == 0 else 1
+                blocks.append(SmallUnit(channels, width, stride, attention_maker(config, stage)))
                 channels = width
             self.stages.append(blocks)
         self.head = nn.Linear(channels, config.num_classes) if config.num_classes else nn.Identity()

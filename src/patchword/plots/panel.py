@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure with its caption. If `draw` is None, the model has no such figure, and the caption says why."""
+    """A figure with its caption. If `draw` and `svg` are None, the model has no such figure; the caption says why."""
 
     name: str  # of the files
     title: str
@@ -23,6 +23,7 @@ class Panel:
     draw: "Callable[[], Figure] | None" = None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     table: tuple[tuple[str, ...], ...] = ()  # the first row is the header
+    svg: "Callable[[Theme], str] | None" = None  # instead of `draw`, for labels in scripts that matplotlib cannot draw
     figures: "dict[Theme, Figure]" = field(default_factory=dict)  # those drawn so far
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,14 +35,14 @@ class RenderedPanel:
 
 def render_panels(panels: Sequence[Panel]) -> list[RenderedPanel]:
     """A panel for each figure that applies to this model."""
-    return [render_panel(each) for each in panels if each.draw]
+    return [render_panel(each) for each in panels if each.draw or each.svg]
 
 
 def render_panel(panel: Panel) -> RenderedPanel:
     """Draw a figure in both color schemes."""
     from ..plots.theme import DARK, LIGHT  # imports matplotlib, which a training report does not need
 
-    (dark, _), (light, width) = (render(panel, theme) for theme in (DARK, LIGHT))
+    (dark, _), (light, width) = ((render_svg if panel.svg else render)(panel, theme) for theme in (DARK, LIGHT))
     return RenderedPanel(panel.title, panel.caption, panel.paper, light, dark, width > WIDE, panel.table)
 
 
@@ -58,6 +59,15 @@ def render(panel: Panel, theme: "Theme") -> tuple[str, int]:
         canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     return data_uri(image, "PNG" if has_few_colors(image) else "JPEG"), image.width
+
+
+def render_svg(panel: Panel, theme: "Theme") -> tuple[str, int]:
+    """The figure as a data URI, and its width in pixels."""
+    assert panel.svg is not None
+    svg = panel.svg(theme)
+    width = re.search(r'width="(\d+)"', svg)
+    assert width is not None
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", int(width[1])
 
 
 def has_few_colors(image: Image.Image) -> bool:

@@ -53,10 +53,12 @@ def require_empty_dir(out: Path, overwrite: bool) -> None:
 
 
 def write_figures(folder: Path, panels: Sequence[Panel]) -> None:
-    """Write NAME.png, NAME.svg and NAME.npz for each panel that has a figure."""
+    """Write NAME.png, NAME.svg and NAME.npz for each panel that has a figure; there is no PNG of one that is SVG."""
     from ..plots.theme import LIGHT, use_theme  # imports matplotlib
 
     for panel in panels:
+        if panel.svg:
+            (folder / f"{panel.name}.svg").write_text(panel.svg(LIGHT), encoding="utf-8")
         if panel.draw is None:
             continue
         with use_theme(LIGHT):

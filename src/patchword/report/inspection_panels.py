@@ -53,7 +53,7 @@ NUM_FAITHFULNESS = 6  # images of the deletion and insertion curves, which take 
 NUM_RANDOMIZED = 2  # images of the parameter randomization test
 MIN_SPREAD_IMAGES = 3  # a standard error needs at least so many
 MIN_PROBABILITY = 0.01  # deletion cannot judge the map of a less probable class
-NO_ATTENTION = "A ResNet has no tokens and no attention."
+NO_ATTENTION = "A ResNet has no tokens and no attention between them."
 NO_BLOCKS = "A model without blocks has no attention."
 
 
@@ -174,7 +174,7 @@ def make_positions_panel(subject: Subject) -> Panel:
     name, title = "positions", "Position embedding similarity"
     model = subject.model
     if not isinstance(model, ViT):
-        return Panel.absent(name, title, "A ResNet has no position embeddings.")
+        return Panel.absent(name, title, "A ResNet adds no position embeddings.")
     if model.config.pos_embed in NO_TABLE:
         return Panel.absent(name, title, NO_TABLE[model.config.pos_embed])
     from ..plots.filter_plot import plot_pos_embed_similarity

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from .bench_results import NAME as BENCH_FIGURE
 from .bench_results import make_bench_panel
 from .confusion import class_table, confusion_matrix_view
 from .curves import training_curves
-from .embedded_images import render_panels
+from .embedded_images import RenderedPanel, render_panels
 from .environment import render
 from .evaluation_panels import make_reliability_panel, make_robustness_panel
 from .figure_files import REPORT_FILE, write_page
@@ -187,6 +188,27 @@ def write_bench(out: Path, title: str, facts: Facts, rows: Sequence[EngineBench]
     write_page(out, page, [panel], [BENCH_FIGURE])
 
 
-def study_html(title: str, facts: Facts, panel: Panel, limits: str) -> str:
+def study_html(title: str, facts: Facts, panels: Sequence[Panel], limits: str) -> str:
     """The report of a study. `limits` says what it cannot show, and may be empty."""
-    return render("study.html.j2", title=title, facts=facts, panels=render_panels([panel]), limits=limits)
+    return render("study.html.j2", title=title, facts=facts, panels=render_panels(panels), limits=limits)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter of a story of several studies: `text` says why the step was made, `limits` what it cannot show."""
+
+    title: str
+    text: str
+    facts: Facts
+    panels: Sequence[Panel]
+    limits: str = ""
+
+    @property
+    def rendered(self) -> list[RenderedPanel]:
+        """The figures as images inside the page."""
+        return render_panels(self.panels)
+
+
+def story_html(title: str, chapters: Sequence[Chapter]) -> str:
+    """The report of several studies that build on each other."""
+    return render("story.html.j2", title=title, chapters=chapters)

@@ -1,6 +1,7 @@
-"""The paper's experiments in small: grids of training runs that answer one question each."""
+"""Studies: claims of the paper and of what led to it, measured at small scale."""
 
-from .definitions import STUDIES, make_study
+from .definitions import LINEAGE_STUDIES, STUDIES, make_study
+from .lineage_story import run_lineage
 from .runner import run_study
 
-__all__ = ["STUDIES", "make_study", "run_study"]
+__all__ = ["LINEAGE_STUDIES", "STUDIES", "make_study", "run_lineage", "run_study"]

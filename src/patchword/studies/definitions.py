@@ -17,7 +17,11 @@ from ..config import (
     ViTConfig,
 )
 from ..errors import ConfigError
+from .bert_study import bert
+from .equivariance import equivariance
+from .resnet_attention import non_local, sasa
 from .study import Cell, Study
+from .text_studies import TEXT_STUDIES
 
 SMALL = Config(
     name="study",
@@ -36,20 +40,26 @@ MAX_SMALL_SIDE = 64  # pixels; for such images the ResNet is that of He et al. f
 SAME_LR = "All models use the learning rate of the base, which suits some better than others."
 
 
-def make_study(name: str, base: Config = SMALL) -> Study:
+def make_study(name: str, base: Config | None = None) -> Study:
     """Make a study by name.
 
     Args:
-        name: One of STUDIES.
-        base: The configuration that is varied: a ViT that is trained from scratch.
+        name: One of STUDIES or LINEAGE_STUDIES.
+        base: The configuration that a study of STUDIES varies: by default SMALL, a ViT that is trained from scratch.
 
     Raises:
         ConfigError: There is no such study, or the base does not fit.
     """
+    if name in LINEAGE_STUDIES:
+        if base is not None:
+            raise ConfigError(f"--recipe: the study {name} has models and data of its own. Leave --recipe out.")
+        return LINEAGE_STUDIES[name]()
+    base = base or SMALL
     if name not in STUDIES:
-        near = difflib.get_close_matches(name, STUDIES, n=1)
+        names = [*STUDIES, *LINEAGE_STUDIES, "lineage"]
+        near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"There is no study {name!r}.{hint} There are {', '.join(STUDIES)}.")
+        raise ConfigError(f"There is no study {name!r}.{hint} There are {', '.join(names)}.")
     if not isinstance(base.model, ViTConfig):
         raise ConfigError("--recipe: a study varies a ViT, and this recipe has another model.")
     if name != "resolution" and (base.init or base.lora_rank or base.freeze):
@@ -271,4 +281,12 @@ STUDIES: dict[str, Callable[[Config], Study]] = {
     "attention": attention,
     "resolution": resolution,
     "inductive-bias": inductive_bias,
+    "non-local": non_local,
+    "sasa": sasa,
+}
+# Studies of what led to ViT, which vary no recipe.
+LINEAGE_STUDIES: dict[str, Callable[[], Study]] = {
+    **TEXT_STUDIES,
+    "bert": bert,
+    "equivariance": equivariance,
 }

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,7 +20,7 @@ from ..training.distributed import ProcessGroup
 from ..training.precision import resolve_precision
 from ..training.run_dir import CONFIG_FILE, is_finished
 from ..training.trainer import Trainer
-from .study import Cell, Study
+from .study import Cell, Experiment, Length, ResultRow, Study
 
 PLAN_FILE, RESULTS_FILE, RUNS_DIR = "plan.json", "results.json", "runs"
 WARMUP_STEPS, TIMED_STEPS = 2, 6  # for measuring how long a step takes
@@ -39,24 +39,6 @@ class Plan(TypedDict):
     cells: dict[str, str]  # name and digest of each cell's configuration
     steps: int | None  # of each run; None: runs have equal time
     seconds_per_run: float
-
-
-class ResultRow(TypedDict):
-    """The result of one run; a run that diverged has an accuracy of None, and the reason."""
-
-    cell: str
-    series: str
-    x: float | str
-    seed: int
-    accuracy: float | None
-    diverged: NotRequired[str]
-    split: NotRequired[str]
-    nll: NotRequired[float]
-    n: NotRequired[int]
-    steps: NotRequired[int]
-    epochs: NotRequired[float]
-    seconds: NotRequired[float]
-    tflop: NotRequired[float]
 
 
 def run_study(
@@ -91,13 +73,20 @@ def run_study(
                 rows.append(run_cell(study, cell, seed, out, plan, now))
                 replace_json(out / RESULTS_FILE, {"study": study.name, "rows": rows})
                 count = f"({len(rows)} of {len(study.cells) * seeds})"
-                say(f"{cell.series}, {cell.x}, seed {seed}: {format_accuracy(rows[-1])} {count}")
+                say(f"{cell.series}, {cell.x}, seed {seed}: {format_result(rows[-1])} {count}")
     return rows
 
 
-def format_accuracy(row: ResultRow) -> str:
-    """Format the accuracy of a run as a percentage, or "diverged"."""
+def format_result(row: ResultRow) -> str:
+    """Format the accuracy of a run as a percentage, the value of a measurement, or "diverged"."""
+    if "value" in row:
+        return f"{row['value']:.3g}"
     return "diverged" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+
+
+def format_row(row: ResultRow) -> str:
+    """Format a row for the terminal."""
+    return f"{row['series']:24} {row['x']!s:18} seed {row['seed']}  {format_result(row)}"
 
 
 def require_study_dir(out: Path) -> None:
@@ -128,22 +117,23 @@ def make_plan(
     num_runs, started = len(study.cells) * seeds, now()
     total_length = seeds * sum(cell.length for cell in study.cells)
     min_budget = total_length * MIN_SECONDS / min(cell.length for cell in study.cells)
-    if budget < min_budget:
+    if budget < min_budget and study.equal != "nothing":
         raise ConfigError(f"--budget: {num_runs} runs need at least {min_budget:.0f} seconds.", code="budget_too_short")
     steps = None
     if study.equal == "steps":
-        say(f"measuring {len(distinct_models(study))} models to see how many steps the budget allows")
-        step_seconds, eval_seconds = time_models(study, now)
-        overhead = OVERHEAD_SECONDS + eval_seconds
-        steps = int(((budget - (now() - started)) / total_length - overhead) / step_seconds)
+        say(f"measuring {len(distinct_runs(study))} models to see how many steps the budget allows")
+        timings = time_cells(study, now)
+        step_seconds = seeds * sum(step for step, _ in timings)
+        overhead = seeds * sum(rest for _, rest in timings)
+        steps = int((budget - (now() - started) - overhead) / step_seconds)
         if steps < MIN_STEPS:
-            needed = total_length * (MIN_STEPS * step_seconds + overhead) + now() - started
+            needed = MIN_STEPS * step_seconds + overhead + now() - started
             raise ConfigError(
                 f"--budget allows {max(0, steps)} steps for each of {num_runs} runs, which is too few to compare. "
                 f"{MIN_STEPS} steps take about {-(-needed // 60):.0f} minutes on this machine.",
                 code="budget_too_short",
             )
-        say(f"each run has {steps} steps; a step of the slowest model takes {step_seconds:.3f} s")
+        say(f"each run has {steps} steps; a step of the slowest model takes {max(timings)[0]:.3f} s")
     length: dict[str, Any] = {"steps": steps, "seconds_per_run": (budget - (now() - started)) / total_length}
     plan = cast(Plan, settings | length)
     replace_json(out / PLAN_FILE, plan)
@@ -165,9 +155,15 @@ def read_plan(out: Path, settings: dict[str, Any]) -> Plan:
     return checked
 
 
-def distinct_models(study: Study) -> dict[str, Config]:
-    """Return each architecture once, with a configuration that has it."""
-    return {json.dumps(cell.config.model.to_json()): cell.config for cell in study.cells}
+def run_key(cell: Cell) -> str:
+    """Return what the speed of a cell depends on: the architecture of an image model, or the whole experiment."""
+    config = cell.config
+    return json.dumps(config.model.to_json() if isinstance(config, Config) else config.to_json())
+
+
+def distinct_runs(study: Study) -> dict[str, Config | Experiment]:
+    """Return each kind of run once, by its key."""
+    return {run_key(cell): cell.config for cell in study.cells}
 
 
 def cell_digest(cell: Cell) -> str:
@@ -175,48 +171,61 @@ def cell_digest(cell: Cell) -> str:
     return digest(json.dumps([cell.config.to_json(), cell.length], sort_keys=True))[:16]
 
 
-def time_models(study: Study, now: Callable[[], float]) -> tuple[float, float]:
-    """Measure each model; return the seconds of a step of the slowest, and an estimate for its evaluation."""
-    models, group = distinct_models(study), ProcessGroup()
-    splits = open_data(next(iter(models.values())).data.replace(train_fraction=1.0), seed=0)
-    slowest = 0.0
-    for config in models.values():
-        config = config.replace(precision=resolve_precision(config.precision, group.device))
-        trainer = Trainer(config, splits, group, fresh=False)
-        trainer.start_loader()
-        for _ in range(WARMUP_STEPS):
-            trainer.train_step(0.0)
-        start = now()
-        for _ in range(TIMED_STEPS):
-            trainer.train_step(0.0)
-        slowest = max(slowest, (now() - start) / TIMED_STEPS)
-        trainer.close()
+def time_cells(study: Study, now: Callable[[], float]) -> list[tuple[float, float]]:
+    """Measure every kind of run; return for each cell the seconds of a step, and those that it needs besides steps."""
+    timings = {}
+    for key, config in distinct_runs(study).items():
+        timings[key] = time_model(config, now) if isinstance(config, Config) else config.time_step(now)
+    return [timings[run_key(cell)] for cell in study.cells]
+
+
+def time_model(config: Config, now: Callable[[], float]) -> tuple[float, float]:
+    """Measure the training of an image model: seconds of a step, and those that a run needs besides its steps."""
+    group = ProcessGroup()
+    splits = open_data(config.data.replace(train_fraction=1.0), seed=0)
+    config = config.replace(precision=resolve_precision(config.precision, group.device))
+    trainer = Trainer(config, splits, group, fresh=False)
+    trainer.start_loader()
+    for _ in range(WARMUP_STEPS):
+        trainer.train_step(0.0)
+    start = now()
+    for _ in range(TIMED_STEPS):
+        trainer.train_step(0.0)
+    step_seconds = (now() - start) / TIMED_STEPS
+    trainer.close()
     num_images = sum(len(source) for source in (splits.val, splits.test) if source is not None)
-    forward_seconds = slowest / 3  # the backward pass takes twice as long
-    return slowest, num_images / study.cells[0].config.batch_size * forward_seconds
+    forward_seconds = step_seconds / 3  # the backward pass takes twice as long
+    return step_seconds, OVERHEAD_SECONDS + num_images / config.batch_size * forward_seconds
 
 
 def run_cell(study: Study, cell: Cell, seed: int, out: Path, plan: Plan, now: Callable[[], float]) -> ResultRow:
-    """Train one cell, or resume it, and return its result."""
-    folder = out / RUNS_DIR / f"{cell.name}_seed{seed}"
-    length: dict[str, Any] = {"budget": plan["seconds_per_run"] * cell.length, "steps": None}
-    if plan["steps"]:
-        length = {"steps": plan["steps"], "budget": None}
-    config = cell.config.replace(name=study.name, seed=seed, **length)
+    """Run one cell, and return its result; a run that diverges is a result, too."""
+    seconds = None if plan["steps"] else plan["seconds_per_run"] * cell.length
+    length = Length(plan["steps"], seconds)
     row = ResultRow(cell=cell.name, series=cell.series, x=cell.x, seed=seed, accuracy=None)
-    started = now()
     try:
-        if is_finished(folder):
-            pass  # killed before its row was written
-        elif (folder / CONFIG_FILE).exists():
-            resume(folder, started=started, now=now)
+        if isinstance(cell.config, Config):
+            folder = out / RUNS_DIR / f"{cell.name}_seed{seed}"
+            fields = train_cell(cell.config.replace(name=study.name, seed=seed), folder, length, now)
         else:
-            train(config, folder, started=started, now=now)
+            fields = cell.config.run(seed, length, now)
     except TrainingError as error:
         if error.code != "not_finite":
             raise
-        return {**row, "diverged": str(error)}  # divergence is a result, too
-    return {**row, **summarize_run(read_checkpoint(folder), config)}  # type: ignore[typeddict-item]  # fields of it
+        return {**row, "diverged": str(error)}
+    return {**row, **fields}  # type: ignore[typeddict-item]  # fields of it
+
+
+def train_cell(config: Config, folder: Path, length: Length, now: Callable[[], float]) -> dict[str, Any]:
+    """Train an image model, or resume it, and return the fields of its row."""
+    config, started = config.replace(steps=length.steps, budget=length.seconds), now()
+    if is_finished(folder):
+        pass  # killed before its row was written
+    elif (folder / CONFIG_FILE).exists():
+        resume(folder, started=started, now=now)
+    else:
+        train(config, folder, started=started, now=now)
+    return summarize_run(read_checkpoint(folder), config)
 
 
 def summarize_run(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:

@@ -1,25 +1,69 @@
-"""What a study is: a question, a grid of training runs that answers it, and what the paper found."""
+"""What a study is: a question, a grid of runs that answers it, and what the paper found."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from ..config import Config
+from ..plots.panel import Panel
+
+
+class Experiment(Protocol):
+    """What a cell runs if that is not the training of an image model: a text model, a GAN, or a measurement."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its settings, which identify it when a study is resumed."""
+
+    def time_step(self, now: Callable[[], float]) -> tuple[float, float]:
+        """Measure the seconds of a training step, and estimate those that a run needs besides its steps."""
+
+    def run(self, seed: int, length: "Length", now: Callable[[], float]) -> dict[str, Any]:
+        """Run it, and return the fields of its row. Raises a TrainingError "not_finite" if it diverges."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is: a number of steps, or seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+class ResultRow(TypedDict):
+    """The result of one run; a run that diverged has an accuracy of None, and the reason."""
+
+    cell: str
+    series: str
+    x: float | str
+    seed: int
+    accuracy: float | None
+    diverged: NotRequired[str]
+    split: NotRequired[str]
+    nll: NotRequired[float]
+    n: NotRequired[int]
+    steps: NotRequired[int]
+    epochs: NotRequired[float]
+    seconds: NotRequired[float]
+    tflop: NotRequired[float]
+    parameters: NotRequired[int]
+    value: NotRequired[float]  # of a measurement without accuracy
+    details: NotRequired[dict[str, Any]]  # what the study's own figures show
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of the grid.
+    """One run of the grid.
 
     Attributes:
         series: The line of the figure that the run belongs to.
         x: Its position on the x axis.
-        config: Its configuration.
+        config: The configuration of a training run, or another experiment.
         length: Its length as a fraction of the longest run.
     """
 
     series: str
     x: float | str
-    config: Config
+    config: Config | Experiment
     length: float = 1.0
 
     @property
@@ -30,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """A grid of training runs.
+    """A grid of runs.
 
     Attributes:
         name: The name on the command line.
@@ -40,10 +84,12 @@ class Study:
         axis: The label of the x axis.
         cells: The runs.
         equal: What all runs have in common: "steps", if only the variants should differ; "time", if the cost of a model
-            is part of the question.
+            is part of the question; "nothing", if nothing is trained.
         logarithmic: Whether the x axis is logarithmic.
         by_cost: Whether the x axis is the training compute instead of `Cell.x`.
         limits: What runs of this size cannot show.
+        measured: What the accuracy is the fraction of, if not of the images of a test set.
+        panels: Makes the figures from the rows; by default, there is one of the accuracy.
     """
 
     name: str
@@ -52,7 +98,9 @@ class Study:
     paper: str
     axis: str
     cells: tuple[Cell, ...]
-    equal: Literal["steps", "time"]
+    equal: Literal["steps", "time", "nothing"]
     logarithmic: bool = False
     by_cost: bool = False
     limits: str = ""
+    measured: str = ""
+    panels: Callable[["Study", Sequence[ResultRow]], list[Panel]] | None = None

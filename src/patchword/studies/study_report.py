@@ -1,7 +1,7 @@
-"""The results of a study: a table, a figure like the paper's, and the HTML report with both."""
+"""The report of a study: figures like the paper's, with tables, captions and how to read them."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,36 +11,51 @@ import numpy as np
 from ..plots.panel import Panel
 from ..report.figure_files import write_page
 from ..report.pages import study_html
-from .runner import ResultRow
-from .study import Study
+from .study import ResultRow, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AVERAGED = ("accuracy", "steps", "epochs", "seconds", "tflop")
+# Columns of the table after the accuracy: name, key of a row, and its text. A column without any value is left out.
+COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("steps", "steps", "{:,.0f}".format),
+    ("epochs", "epochs", "{:.1f}".format),
+    ("minutes", "seconds", lambda seconds: f"{seconds / 60:.1f}"),
+    ("TFLOP", "tflop", "{:.3g}".format),
+    ("parameters", "parameters", "{:,.0f}".format),
+)
 Rows = Sequence[ResultRow]
 Means = list[dict[str, Any]]  # series, x, spread and AVERAGED of each cell
 
 
 def write_study(study: Study, rows: Rows, out: Path, machine: str) -> None:
-    """Write report.html, and the figure as PNG, SVG and arrays."""
-    panel = make_study_panel(study, rows)
-    page = study_html(study.title, describe_study(study, rows, machine), panel, study.limits)
-    write_page(out, page, [panel], [study.name])
+    """Write report.html, and the figures as PNG, SVG and arrays."""
+    panels = make_panels(study, rows)
+    page = study_html(study.title, describe_study(study, rows, machine), panels, study.limits)
+    write_page(out, page, panels, [panel.name for panel in panels])
+
+
+def make_panels(study: Study, rows: Rows) -> list[Panel]:
+    """Make the figures of a study: its own, or one of the accuracy."""
+    return study.panels(study, rows) if study.panels else [make_study_panel(study, rows)]
 
 
 def describe_study(study: Study, rows: Rows, machine: str) -> list[tuple[str, str]]:
     """Return names and values for the top of the report."""
     seeds = len({row["seed"] for row in rows})
     noise = f"{seeds} seeds; bars are one standard deviation" if seeds > 1 else "one seed: small gaps may be noise"
-    lines = [("Question", study.question), ("Runs", f"{len(rows)}, {noise}")]
+    lines = [("Question", study.question)]
+    if study.equal == "nothing":
+        return [*lines, ("Runs", "nothing is trained"), ("Machine", machine)]
+    lines.append(("Runs", f"{len(rows)}, {noise}"))
     measured = [row for row in rows if row["accuracy"] is not None]
     if measured:
-        n, split = measured[0]["n"], measured[0]["split"]
+        n = measured[0]["n"]
+        subject = study.measured or f"images of the {measured[0]['split']} split"
         sampling = f"sampling error at most ±{1.96 * np.sqrt(0.25 / n):.1%}"
-        lines.append(("Accuracy", f"of the final weights on {n:,} images of the {split} split; {sampling}"))
-        if min(row["epochs"] for row in measured) < 1:
+        lines.append(("Accuracy", f"of the final weights on {n:,} {subject}; {sampling}"))
+        if min(row.get("epochs", 1.0) for row in measured) < 1:
             lines.append(("Short runs", "some runs had less than one epoch: they show only the start of training"))
     equal = "the number of steps" if study.equal == "steps" else "the training time"
     lines.append(("Held constant", "nothing: the training time is varied" if study.by_cost else equal))
@@ -56,21 +71,22 @@ def make_study_panel(study: Study, rows: Rows) -> Panel:
         extremes = (max(finished, key=lambda m: m["accuracy"]), min(finished, key=lambda m: m["accuracy"]))
         best, worst = (f"{m['series']}, {m['x']}, {m['accuracy']:.1%}" for m in extremes)
         summary = f"Best: {best}. Worst: {worst}."
-    head = ("series", study.axis, "accuracy, %", "std", "steps", "epochs", "minutes", "TFLOP")
     arrays = {"accuracy": np.array([np.nan if row["accuracy"] is None else row["accuracy"] for row in rows])}
     arrays |= {"seed": np.array([row["seed"] for row in rows]), "cell": np.array([row["cell"] for row in rows])}
     draw = partial(study_figure, study, finished)
-    table = (head, *(format_row(mean) for mean in means))
-    return Panel(study.name, "Results", summary, f"The paper: {study.paper}", draw, arrays, table)
+    return Panel(study.name, "Results", summary, f"The paper: {study.paper}", draw, arrays, result_table(study, means))
 
 
-def format_row(mean: dict[str, Any]) -> tuple[str, ...]:
-    """Format a cell for the table."""
-    if mean["accuracy"] is None:
-        return (mean["series"], str(mean["x"]), "diverged", "", "", "", "", "")
-    spread = "" if mean["spread"] is None else f"{100 * mean['spread']:.2f}"
-    numbers = (f"{mean['steps']:,.0f}", f"{mean['epochs']:.1f}", f"{mean['seconds'] / 60:.1f}", f"{mean['tflop']:.3g}")
-    return (mean["series"], str(mean["x"]), f"{100 * mean['accuracy']:.2f}", spread, *numbers)
+def result_table(study: Study, means: Means) -> tuple[tuple[str, ...], ...]:
+    """Make the table of all cells; the first row is the header."""
+    columns = [(title, key, show) for title, key, show in COLUMNS if any(mean.get(key) is not None for mean in means)]
+    rows = [("series", study.axis, "accuracy, %", "std", *(title for title, _, _ in columns))]
+    for mean in means:
+        accuracy = "diverged" if mean["accuracy"] is None else f"{100 * mean['accuracy']:.2f}"
+        spread = "" if mean.get("spread") is None else f"{100 * mean['spread']:.2f}"
+        numbers = ("" if mean.get(key) is None else show(mean[key]) for _, key, show in columns)
+        rows.append((mean["series"], str(mean["x"]), accuracy, spread, *numbers))
+    return tuple(rows)
 
 
 def average_over_seeds(study: Study, rows: Rows) -> Means:
@@ -82,7 +98,8 @@ def average_over_seeds(study: Study, rows: Rows) -> Means:
         position = {"series": cell.series, "x": cell.x}
         if finished:
             spread = statistics.stdev(row["accuracy"] for row in finished) if len(finished) > 1 else None
-            means = {key: statistics.mean(row[key] for row in finished) for key in AVERAGED}
+            keys = ["accuracy", *(key for _, key, _ in COLUMNS if key in finished[0])]
+            means = {key: statistics.mean(row[key] for row in finished) for key in keys}
             averages.append({**position, "spread": spread, **means})
         elif cell_rows:
             averages.append({**position, "accuracy": None})

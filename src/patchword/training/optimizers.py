@@ -19,8 +19,8 @@ from ..config.train import Precision
 # interval to which the iterations before it have mapped the singular values 0.02..1. The last maps to 0.91..1.09.
 NEWTON_SCHULZ_COEFFICIENTS = ((7.7110, -22.1138, 16.2487), (3.2153, -2.4112, 0.5013), (2.2183, -1.5940, 0.4107))
 
-# Position embeddings, wherever they are: added to tokens, biases of attention scores, rotary frequencies.
-POSITIONS = re.compile(r"^positions\.|\.attention\.(bias|rotary)\.")
+# Position embeddings, wherever they are: added to tokens, biases of attention scores, rotary frequencies, in ResNets.
+POSITIONS = re.compile(r"^positions\.|\.attention\.(bias|rotary)\.|^stages\..*\.relative_")
 
 ParamGroup = dict[str, Any]
 
