@@ -43,15 +43,11 @@ class Sentences:
 
 def draw_sentences(count: int, seed: int) -> Sentences:
     """Draw random sentences; equal arguments give equal sentences."""
-    rng = np.random.default_rng(seed)
-    vocabularies = [words.split() for words in TOPICS.values()]
-    every = [word for words in vocabularies for word in words]
-    tokens, topics = [], []
-    for _ in range(count):
-        topic = int(rng.integers(len(TOPICS)))
-        other = rng.random(CONTENT_WORDS) < OTHER_TOPIC
-        content = [rng.choice(every if each else vocabularies[topic]) for each in other]
-        words = rng.permutation([*content, *rng.choice(COMMON, COMMON_WORDS)])
-        tokens.append([INDEX[str(word)] for word in words])
-        topics.append(topic)
-    return Sentences(tokens, topics)
+    rng, content = np.random.default_rng(seed), (count, CONTENT_WORDS)
+    ids = np.array([[INDEX[word] for word in words.split()] for words in TOPICS.values()])  # (topics, 15)
+    topics = rng.integers(len(ids), size=count)
+    own = ids[topics[:, None], rng.integers(ids.shape[1], size=content)]
+    words = np.where(rng.random(content) < OTHER_TOPIC, rng.choice(ids.flatten(), content), own)
+    common = rng.choice([INDEX[word] for word in COMMON], (count, COMMON_WORDS))
+    tokens = rng.permuted(np.concatenate([words, common], axis=1), axis=1)  # in a random order
+    return Sentences(tokens.tolist(), topics.tolist())

@@ -1,8 +1,9 @@
 """Attention inside ResNets, before ViT: Non-local blocks, stand-alone self-attention (SASA), axial attention.
 
 Shapes: B images, C channels, height H and width W, h heads, d width of a head. All three are layers of feature maps,
-(B, C, H, W), and project with 1x1 convolutions. As in the papers, scores are not divided by sqrt(d); instead, queries
-start smaller by that factor, so that the scores of a new layer have a variance of about one.
+(B, C, H, W), and project with 1x1 convolutions. As in the papers, scores are not divided by sqrt(d). Instead, queries
+start smaller by that factor, so that the scores of a new layer have a variance of about one; axial attention has a
+batch norm for that.
 """
 
 import torch
@@ -35,7 +36,7 @@ class NonLocal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, C, H, W)
         g = self.g(x).flatten(2).mT  # (B, N, C/2), N = H*W
         y = self.weights(self.pairwise(x)) @ g  # (B, N, C/2): eq. 1
-        return x + self.norm(self.out(y.mT.unflatten(2, x.shape[2:]).contiguous()))  # (B, C, H, W): eq. 6
+        return x + self.norm(self.out(y.mT.unflatten(2, x.shape[2:])))  # (B, C, H, W): eq. 6
 
     def pairwise(self, x: Tensor) -> Tensor:
         """Returns f(x_i, x_j) / C(x), the weight of position j for position i: (B, C, H, W) -> (B, N, N)."""
@@ -108,10 +109,10 @@ class LocalAttention(HeadProjections):
         near = offset.clamp(0, self.window - 1)
         mask = (near != offset).to(q.dtype) * MASKED  # (4, side)
         first, second = q.unflatten(2, (BLOCK, BLOCK)).chunk(2, dim=-1)  # (B', h, 4, 4, d/2) each
+        # (B', h, 4, 4, side) each: m is the row, or the column, of a key.
         rows = torch.einsum("bhijd,hdim->bhijm", first, self.relative_rows[..., near]) + mask[:, None]
         columns = torch.einsum("bhijd,hdjm->bhijm", second, self.relative_columns[..., near]) + mask
-        added = [t.flatten(2, 3).to(q.dtype) for t in (rows, columns)]  # (B', h, 16, side) each
-        return torch.cat([q, *added, torch.ones_like(q[..., :1])], dim=-1)
+        return torch.cat([q, rows.flatten(2, 3), columns.flatten(2, 3), torch.ones_like(q[..., :1])], dim=-1)
 
     def append_offsets(self, k: Tensor, outside: Tensor) -> Tensor:
         """Appends to a key its row and column, one-hot, and the mask of the border: (B', h, M, d) -> (B', h, M, d')."""

@@ -53,7 +53,7 @@ NUM_FAITHFULNESS = 6  # images of the deletion and insertion curves, which take 
 NUM_RANDOMIZED = 2  # images of the parameter randomization test
 MIN_SPREAD_IMAGES = 3  # a standard error needs at least so many
 MIN_PROBABILITY = 0.01  # deletion cannot judge the map of a less probable class
-NO_ATTENTION = "A ResNet has no tokens and no attention between them."
+NO_ATTENTION = "A ResNet has no class token and no attention between patches."
 NO_BLOCKS = "A model without blocks has no attention."
 
 

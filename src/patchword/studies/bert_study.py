@@ -24,7 +24,7 @@ PRETRAINING_FRACTION = 0.8  # of the steps of a run
 UNLABELED, LABELED, TEST = 20_000, 2_000, 2_000  # sentences
 TEST_SEED = 10**6  # no seed of a run
 WARMUP_STEPS, TIMED_STEPS = 2, 20
-SETUP_SECONDS = 4.0  # of a run: drawing sentences, and the test
+SETUP_SECONDS = 2.0  # of a run: drawing sentences, and the test
 NEIGHBORS = 3  # nearest words that are counted
 
 
@@ -45,7 +45,15 @@ class BertRun(JsonConfig):
     def model(self) -> BertConfig:
         """The BERT, small as the text is."""
         return BertConfig(
-            vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH, embed_dim=64, depth=2, num_heads=4, mlp_dim=128, init_std=0.12
+            vocab_size=VOCAB_SIZE,
+            max_length=MAX_LENGTH,
+            embed_dim=64,
+            depth=2,
+            num_heads=4,
+            mlp_dim=128,
+            init_std=0.12,
+            dropout=0.0,
+            attention_dropout=0.0,
         )
 
     def time_step(self, now: Callable[[], float]) -> tuple[float, float]:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from ..config import AugmentConfig, Config, DataConfig, OptimConfig, ResNetConfig, ScheduleConfig, ViTConfig
 from ..core.io import read_json, replace_json
+from ..errors import ConfigError
 from ..report.figure_files import write_page
 from ..report.pages import Chapter, story_html
 from .definitions import make_study
-from .runner import RESULTS_FILE, require_study_dir, run_study
+from .runner import RESULTS_FILE, run_study
 from .study import Cell, ResultRow, Study
 from .study_report import describe_study, make_panels
 
-PLAN_NAME = "lineage"
+NAME = "lineage"
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,15 @@ def run_lineage(
     Returns:
         The rows of each study, by its name.
     """
-    if not (out / RESULTS_FILE).exists() or read_json(out / RESULTS_FILE).get("study") != PLAN_NAME:
-        require_study_dir(out)
     rows: dict[str, list[ResultRow]] = {}
+    require_lineage_dir(out)
+    write_rows(out, rows)
     chapters, panels = [], []
     for step in STEPS:
         say(step.title)
         study = vit_on_digits() if step.study == "vit" else make_study(step.study)
         rows[step.study] = run_study(study, out / step.study, step.fraction * budget, seeds, say)
-        replace_json(out / RESULTS_FILE, {"study": PLAN_NAME, "chapters": rows})
+        write_rows(out, rows)
         figures = make_panels(study, rows[step.study])
         facts = describe_study(study, rows[step.study], machine)
         chapters.append(Chapter(step.title, step.text, facts, figures, study.limits))
@@ -123,3 +124,19 @@ def run_lineage(
     title = "From seq2seq to ViT: what each step added"
     write_page(out, story_html(title, chapters), panels, [panel.name for panel in panels])
     return rows
+
+
+def require_lineage_dir(out: Path) -> None:
+    """Raise ConfigError if the directory holds anything but this story."""
+    if (out / RESULTS_FILE).exists() and read_json(out / RESULTS_FILE).get("study") == NAME:
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"{out} exists and is not the report of the lineage. Choose another --out.", code="not_a_study"
+        )
+
+
+def write_rows(out: Path, rows: dict[str, list[ResultRow]]) -> None:
+    """Write the rows of each study that is finished; also what marks the directory as this story's."""
+    out.mkdir(parents=True, exist_ok=True)
+    replace_json(out / RESULTS_FILE, {"study": NAME, "chapters": rows})

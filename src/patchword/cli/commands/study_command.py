@@ -6,8 +6,6 @@ from typing import Annotated
 from ...core.text import print_stderr
 from ..arguments import arg, positional
 
-LINEAGE = "lineage"  # the name of the report that tells the whole story
-
 
 def study(
     name: Annotated[str, positional("NAME")],
@@ -38,6 +36,7 @@ def study(
     from ...recipes import load_recipe
     from ...report.figure_files import REPORT_FILE
     from ...studies import make_study, run_lineage, run_study
+    from ...studies.lineage_story import NAME as LINEAGE
     from ...studies.runner import format_row
     from ...studies.study_report import write_study
 
