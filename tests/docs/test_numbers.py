@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 numbers = load_script("docs/fill_numbers.py")
 
 RESULT = {"test": {"top1": 0.9346}, "rows": [{"n": 1, "v": 2.0}, {"n": 2, "v": 3.0}], "a.b: c": 4, "seconds": 90}
+RESULT["sizes"] = [3, 5]
 
 
 @pytest.fixture
@@ -43,6 +44,8 @@ def test_no_number_is_typed(name):
         ("rows.n=2.v / rows.n=1.v", ".1f", "1.5"),
         ('"a.b: c"', "d", "4"),
         ("count(rows)", "d", "2"),
+        ("last(rows.0)", ".1f", "2.0"),
+        ("last(sizes)", "d", "5"),
         ("minutes(seconds)", ".1f", "1.5"),
     ],
 )

@@ -19,6 +19,7 @@ from ..config import (
 from ..errors import ConfigError
 from .bert_study import bert
 from .equivariance import equivariance
+from .gan_study import gan
 from .resnet_attention import non_local, sasa
 from .study import Cell, Study
 from .text_studies import TEXT_STUDIES
@@ -289,4 +290,5 @@ LINEAGE_STUDIES: dict[str, Callable[[], Study]] = {
     **TEXT_STUDIES,
     "bert": bert,
     "equivariance": equivariance,
+    "gan": gan,
 }

@@ -83,7 +83,7 @@ def vit_on_digits() -> Study:
         model=ViTConfig(
             image_size=(8, 8), patch_size=(2, 2), in_channels=1, embed_dim=64, depth=4, num_heads=4, mlp_dim=128,
         ),
-        augment=AugmentConfig(crop="shift", shift_limit=1),
+        augment=AugmentConfig(crop="shift", shift_limit=0.125),
         optim=OptimConfig(lr=2e-3, weight_decay=0.05),
         schedule=ScheduleConfig(shape="cosine", warmup_fraction=0.1),
         batch_size=64, eval_every=1e9, loggers=(),
