@@ -24,12 +24,13 @@ stale: .venv/ready         ## results older than the code they measure
 docs: .venv/ready          ## the documentation site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# vit-pytorch is a test oracle; it declares torchvision, which is tied to another torch build, so it is installed without dependencies.
+# Two test oracles are installed without dependencies: vit-pytorch declares torchvision, which is tied to another torch build, and of joeynmt
+# only the attention is needed.
 .venv/ready: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vit-pytorch==1.26.11
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vit-pytorch==1.26.11 joeynmt==2.3.0
 	touch $@
 
 clean:

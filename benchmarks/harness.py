@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -134,5 +135,10 @@ def write_result(name: str, content: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     head = {"commit": COMMIT, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
-    path.write_text(json.dumps({**head, **content}, indent=2) + "\n")
+    path.write_text(dump_json({**head, **content}) + "\n")
     return path
+
+
+def dump_json(content: dict[str, Any]) -> str:
+    """Format JSON with indentation, but lists of numbers on one line: matrices would take a line per number."""
+    return re.sub(r"\[[\s\d.,eE+-]+\]", lambda match: " ".join(match[0].split()), json.dumps(content, indent=2))

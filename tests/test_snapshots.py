@@ -407,12 +407,11 @@ def test_documents_that_commands_write(command: Any, photos: Path, tmp_path: Pat
 def test_study_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short runs, one of which diverges; as many steps as if each took a second, whatever the machine does."""
     monkeypatch.setattr("patchword.studies.runner.time_cells", lambda study, now: [(1.0, 1.0)] * len(study.cells))
-    for limit in ("OVERHEAD_SECONDS", "MIN_STEPS"):
-        monkeypatch.setattr(f"patchword.studies.runner.{limit}", 1)
+    monkeypatch.setattr("patchword.studies.runner.OVERHEAD_SECONDS", 1)
     config = BASE.replace(model=TINY, eval_every=1e9)
     wild = config.replace(optim=OptimConfig(lr=1e30, clip_grad_norm=0.0))
     cells = (Cell("ViT", 1, wild), Cell("ViT", 2, config))
-    study = Study("norm", "title", "question", "paper", "axis", cells, "steps")
+    study = Study("norm", "title", "question", "paper", "axis", cells, "steps", min_steps=1)
     run_study(study, tmp_path / "study", budget=20.0)
     check_schema("study_plan", json.loads((tmp_path / "study/plan.json").read_text()), data_keys=("cells",))
     check_schema("study_results", json.loads((tmp_path / "study/results.json").read_text()))

@@ -21,6 +21,7 @@ from patchword.plots.theme import DARK, LIGHT, use_theme
 from patchword.studies import LINEAGE_STUDIES, lineage_story, make_study, run_lineage, run_study
 from patchword.studies.bert_study import BertRun, count_same_topic
 from patchword.studies.equivariance import layers_to_see_all
+from patchword.studies.runner import BudgetTooShortError
 from patchword.studies.study import Length, ResultRow
 from patchword.studies.study_report import describe_study, make_panels, write_study
 from patchword.studies.text_studies import TextRun
@@ -71,8 +72,8 @@ def test_equivariance_measures_what_is_built_in(tmp_path: Path) -> None:
     assert max(worst["image shifted", "ViT without positions"]) < 1e-5
     assert min(worst["image shifted", "ViT"]) > 0.1
     assert max(worst["patches shuffled", "ViT without positions"]) < 1e-5
-    assert min(worst["patches shuffled", "ViT"]) > 0.05
-    assert min(worst["patches shuffled", "convolutions"]) > 0.01
+    assert min(worst["patches shuffled", "ViT"]) > 0.1
+    assert min(worst["patches shuffled", "convolutions"]) > 0.1
     assert worst["layers to see all", "convolutions 3x3"] == [31, 31], "each layer adds a pixel on each side"
     assert worst["layers to see all", "ViT"] == [1, 1]
     assert 0.01 < min(worst["attention in two images", "ViT"]) < 1
@@ -80,7 +81,7 @@ def test_equivariance_measures_what_is_built_in(tmp_path: Path) -> None:
     page = (tmp_path / "study" / "report.html").read_text()
     assert "nothing is trained" in page
     assert "convolutions 31, ViT 1" in page.replace("convolutions 3x3 31", "convolutions 31")
-    assert run_study(study, tmp_path / "study", budget=1.0, seeds=2) == rows, "resumed: nothing is measured again"
+    assert run_study(study, tmp_path / "study", budget=9.0, seeds=2) == rows, "resumed, whatever the budget"
 
 
 def test_layers_are_counted_until_every_pixel_is_seen() -> None:
@@ -156,7 +157,7 @@ def test_figures_of_warm_up_name_what_failed() -> None:
     rows = []
     for cell in study.cells:
         fails = cell.series == "post-norm, no warm-up" and cell.x == 4e-3
-        details = {"initial_gradients": [1.0, 2.0, 3.0]}
+        details = {"initial_gradients": [1.0, 2.0, 3.0, 4.0]}
         rows.append(ResultRow(cell=cell.name, series=cell.series, x=cell.x, seed=0, n=9, steps=1, seconds=1.0,
                               accuracy=0.0 if fails else 1.0, details=details))  # fmt: skip
     grid, gradients = make_panels(study, rows)
@@ -216,7 +217,7 @@ def test_nearest_words_of_one_topic_are_counted() -> None:
 def test_pretraining_helps_when_labels_are_few() -> None:
     length = Length(steps=1000)
     pretrained, scratch = (
-        BertRun(pretrained=each, labels_per_topic=2).run(0, length, no_time) for each in (True, False)
+        BertRun(pretrained=each, labels_per_topic=1).run(0, length, no_time) for each in (True, False)
     )
     assert pretrained["steps"] == scratch["steps"] == 1000
     assert pretrained["accuracy"] > scratch["accuracy"] + 0.1
@@ -271,16 +272,16 @@ def two_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_chapters")
 def test_the_story_has_a_chapter_for_each_study(tmp_path: Path) -> None:
     out = tmp_path / "story"
-    rows = run_lineage(out, budget=600, machine="a machine")
+    rows = run_lineage(out, budget=7200, machine="a machine")
     assert list(rows) == ["equivariance", "vit"]
     page = (out / "report.html").read_text()
     titles = re.findall(r"<h2>([^<]*)</h2>", page)
     assert [title for title in titles if title[0].isdigit()] == [step.title for step in lineage_story.STEPS]
     assert (out / "equivariance.png").is_file()
     assert (out / "vit.png").is_file()
-    assert run_lineage(out, budget=600, machine="a machine") == rows, "resumed: nothing is run again"
-    with pytest.raises(ConfigError, match="holds another study"):
-        run_lineage(out, budget=1200)
+    assert run_lineage(out, budget=7200, machine="a machine") == rows, "resumed: nothing is run again"
+    with pytest.raises(ConfigError, match="started with --budget 120m --seeds 1"):
+        run_lineage(out, budget=9000)
 
 
 @pytest.mark.usefixtures("two_chapters")
@@ -291,20 +292,29 @@ def test_a_story_that_was_stopped_in_its_first_chapter_is_resumed(
     monkeypatch.setattr(lineage_story, "STEPS", lineage_story.STEPS[:1])
 
     def stop(*args: Any) -> Any:
-        (out / "equivariance").mkdir()
+        (out / "equivariance").mkdir(exist_ok=True)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(lineage_story, "run_study", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_lineage(out, budget=600)
-    assert list(run_lineage(out, budget=600)) == ["equivariance"]
+            run_lineage(out, budget=7200)
+    assert list(run_lineage(out, budget=7200)) == ["equivariance"]
+
+
+@pytest.mark.usefixtures("two_chapters")
+def test_a_budget_that_is_too_short_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    out = tmp_path / "story"
+    with pytest.raises(BudgetTooShortError, match="too short for '6. ViT.*needs about 104m") as caught:
+        run_lineage(out, budget=1000)
+    assert not out.exists()
+    assert list(run_lineage(out, budget=1.1 * caught.value.needed)) == ["equivariance", "vit"]
 
 
 def test_the_story_is_not_written_into_another_directory(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ConfigError, match="not the report of the lineage"):
-        run_lineage(tmp_path, budget=600)
+        run_lineage(tmp_path, budget=7200)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 

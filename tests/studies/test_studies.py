@@ -133,7 +133,7 @@ def test_other_directory_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_budget_for_too_few_steps_is_rejected(tmp_path: Path, clock: Callable[[], float]) -> None:
     study = Study("norm", "t", "q", "p", "a", (Cell("ViT", 1.0, BASE), Cell("ViT", 2.0, BASE)), "steps")
-    with pytest.raises(ConfigError, match=r"--budget .*\b2 runs.*\b30 steps") as error:
+    with pytest.raises(ConfigError, match=r"--budget: .*\b2 runs.*\b30 steps") as error:
         run_study(study, tmp_path / "study", budget=16, now=clock)
     assert error.value.code == "budget_too_short"
     assert not (tmp_path / "study").exists()

@@ -29,7 +29,7 @@ class AlignmentMap:
     @property
     def left(self) -> float:
         """Width of the row labels."""
-        return max(text_width(token, LABEL_SIZE) for token in self.output) + PADDING
+        return max((text_width(token, LABEL_SIZE) for token in self.output), default=0) + PADDING
 
     @property
     def top(self) -> float:

@@ -209,6 +209,6 @@ class Chapter:
         return render_panels(self.panels)
 
 
-def story_html(title: str, chapters: Sequence[Chapter]) -> str:
+def story_html(title: str, facts: Facts, chapters: Sequence[Chapter]) -> str:
     """The report of several studies that build on each other."""
-    return render("story.html.j2", title=title, chapters=chapters)
+    return render("story.html.j2", title=title, facts=facts, chapters=chapters)

@@ -79,7 +79,7 @@ class BertRun(JsonConfig):
             pretrained, metrics = pretrain(unlabeled.tokens, self.model, FitConfig(steps, seed, self.pretraining_lr))
             similarity = word_similarity(pretrained)
             details = {"masked_accuracy": metrics["accuracy"], "same_topic": count_same_topic(similarity)}
-            if seed == 0:
+            if seed == 0 and self.labels_per_topic == 1:  # the same in all cells: drawn once
                 details["similarity"] = similarity.round(2).tolist()
         fit = FitConfig(length.steps - steps, seed, self.finetuning_lr)
         model, metrics = finetune(labeled.tokens, labeled.topics, len(TOPICS), self.model, fit, pretrained)
@@ -129,7 +129,7 @@ def bert() -> Study:
         "labels and is then fine-tuned, or learns from the labeled sentences alone, with as many steps in all.",
         "Pre-training and fine-tuning gave the best results on eleven tasks; the smallest datasets gained most "
         "(Devlin et al., 2019).",
-        "labeled sentences per topic", tuple(cells), "steps", logarithmic=True,
+        "labeled sentences per topic", tuple(cells), "steps", logarithmic=True, min_steps=800,
         measured="test sentences whose topic is right", panels=bert_panels,
         limits="The sentences are made up: 11 words, 5 of which are about the topic, in random order. Real text has "
         "grammar and meaning, and needs far more of everything.",

@@ -15,6 +15,7 @@ from ..config import ViTConfig
 from ..inspection.capture import attention_maps
 from ..models import ViT, build_model
 from ..models.patches import unpatchify
+from ..models.vit import patchify
 from ..plots.panel import Panel
 from .study import Cell, Length, ResultRow, Study
 
@@ -63,13 +64,11 @@ def relative_change(a: Tensor, b: Tensor) -> float:
 
 
 def random_vit(positions: bool) -> ViT:
-    """A new ViT with a random head, which would start at zero."""
+    """A new ViT, whose position embeddings are as large as those of a trained one (Ti/16: standard deviation 0.47)."""
     model = build_model(SMALL_VIT.replace(pos_embed="learned" if positions else "none")).eval()
     assert isinstance(model, ViT)
-    assert isinstance(model.head, nn.Linear)
-    nn.init.normal_(model.head.weight, std=0.1)
     if positions:
-        nn.init.normal_(model.positions.table, std=0.5)  # type: ignore[arg-type]  # as large as trained ones
+        nn.init.normal_(model.positions.table, std=0.5)  # type: ignore[arg-type]  # new ones have 0.02
     return model
 
 
@@ -96,23 +95,23 @@ def vit_shift(positions: bool) -> float:
     return relative_change(tokens.roll((1, 1), (1, 2)), shifted)
 
 
-def shuffle_patches(model: ViT, images: Tensor) -> Tensor:
-    """The same images with their patches in a random order."""
-    patches = model.patchify(images)
-    return unpatchify(patches[:, torch.randperm(patches.shape[1])], (PATCH, PATCH), (GRID, GRID))
+def shuffle_patches(images: Tensor, order: Tensor) -> Tensor:
+    """The same images, or feature maps, with their patches in another order."""
+    return unpatchify(patchify(images, (PATCH, PATCH))[:, order], (PATCH, PATCH), (GRID, GRID))
 
 
 def vit_shuffle(positions: bool) -> float:
-    """Change of the logits of a ViT when the patches are shuffled."""
-    model, images = random_vit(positions), random_images()
-    return relative_change(model(images), model(shuffle_patches(model, images)))
+    """Change of the tokens of a ViT when the patches are shuffled before the model instead of after it."""
+    model, images, order = random_vit(positions), random_images(), torch.randperm(GRID**2)
+    return relative_change(
+        model.forward_features(images)[:, order], model.forward_features(shuffle_patches(images, order))
+    )
 
 
 def convolution_shuffle() -> float:
-    """Change of the pooled features of convolutions when the patches are shuffled."""
-    network, images = convolutions("zeros"), random_images()
-    shuffled = network(shuffle_patches(random_vit(False), images))
-    return relative_change(network(images).mean((2, 3)), shuffled.mean((2, 3)))
+    """The same for the feature map of convolutions."""
+    network, images, order = convolutions("zeros"), random_images(), torch.randperm(GRID**2)
+    return relative_change(shuffle_patches(network(images), order), network(shuffle_patches(images, order)))
 
 
 def layers_to_see_all(network: Callable[[int], Callable[[Tensor], Tensor]]) -> float:
@@ -178,12 +177,13 @@ def equivariance() -> Study:
     ]
     return Study(
         "equivariance", "What is built into a CNN, and what into a ViT?",
-        "New models with random weights: how do outputs change when the image is shifted, or when its patches are "
-        "shuffled? How many layers until an output depends on the whole image?",
+        "New models with random weights: is it the same to shift the image, or to shuffle its patches, before the "
+        "model and after it? How many layers until an output depends on the whole image?",
         "Convolutions are local and translation-equivariant; in a ViT, only the MLPs are, and all knowledge of "
         "positions must be learned (section 3.1 of the ViT paper).",
         "model", tuple(cells), "nothing", panels=equivariance_panels,
-        limits="Random weights show the structure, not what trained models do: a trained ViT becomes less sensitive "
+        limits="Position embeddings are drawn as large as trained ones; new ones are small, and the changes with them. "
+        "Random weights show the structure, not what trained models do: a trained ViT becomes less sensitive "
         "to shifts, and strided CNNs are equivariant only to shifts by their stride.",
     )  # fmt: skip
 
@@ -201,8 +201,9 @@ def equivariance_panels(study: Study, rows: Sequence[ResultRow]) -> list[Panel]:
     return [
         Panel(
             study.name, "How much outputs change",
-            f"Relative change of outputs. Layers until a corner depends on every pixel: {depth}. Attention of the same "
-            f"patch differs between two images by {varied:.0%}; a convolution's weights are the same for all images.",
+            f"Relative difference of the features at each position. Layers until a corner depends on every pixel: "
+            f"{depth}. Attention of the same patch differs between two images by {varied:.0%}; a convolution's weights "
+            "are the same for all images.",
             f"The paper: {study.paper}", partial(change_figure, changes),
             {"values": np.array(list(means.values()))}, table,
         )
@@ -219,8 +220,9 @@ def change_figure(changes: dict[tuple[str, str], float]) -> "Figure":
     for position, ((series, _), value) in enumerate(changes.items()):
         color = current_theme().series[kinds.index(series)]
         axes.barh(position, max(value, FLOOR), color=color, left=0, height=0.7)
-        axes.text(max(value, FLOOR) * 1.3, position, f"{value:.1g}", va="center", fontsize=9)
+        axes.text(max(value, FLOOR) * 1.3, position, f"{value:.2g}", va="center", fontsize=9)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")  # powers would need math text
     axes.set_xlim(FLOOR, 20)
     axes.set_yticks(range(len(changes)), [f"{series}: {x}" for series, x in changes])
     axes.invert_yaxis()

@@ -221,7 +221,8 @@ def gan() -> Study:
         "classifier that has seen real digits only judges 1,000 samples.",
         "TransGAN reached a Frechet distance of 9.26 on CIFAR-10, on par with GANs of convolutions, and needed data "
         "augmentation more than they do (Jiang et al., 2021).",
-        "GAN", cells, "steps", measured=f"samples that a classifier recognizes with a confidence above {RECOGNIZED:g}",
+        "GAN", cells, "steps", min_steps=500,
+        measured=f"samples that a classifier recognizes with a confidence above {RECOGNIZED:g}",
         panels=gan_panels,
         limits="The classifier is sure of some images that are not digits, and of a generator that draws one digit "
         "only: the recognized fraction means something only beside the Frechet distance and the counts of classes. "

@@ -1,8 +1,11 @@
 """The lineage of ViT in one report: each step with the study that shows what it adds, in a share of one budget."""
 
+import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..config import AugmentConfig, Config, DataConfig, OptimConfig, ResNetConfig, ScheduleConfig, ViTConfig
 from ..core.io import read_json, replace_json
@@ -10,7 +13,7 @@ from ..errors import ConfigError
 from ..report.figure_files import write_page
 from ..report.pages import Chapter, story_html
 from .definitions import make_study
-from .runner import RESULTS_FILE, run_study
+from .runner import RESULTS_FILE, BudgetTooShortError, format_seconds, make_plan, run_study
 from .study import Cell, ResultRow, Study
 from .study_report import describe_study, make_panels
 
@@ -96,47 +99,79 @@ def vit_on_digits() -> Study:
         "ViT with and without position embeddings, and a small ResNet, on handwritten digits of 8 x 8 pixels.",
         "Without position embeddings ViT loses 2.6 points on ImageNet (Table 8). On little data ResNets lead "
         "(Figure 3).",
-        "model", cells, "steps",
+        "model", cells, "steps", min_steps=300,
     )  # fmt: skip
 
 
 def run_lineage(
     out: Path, budget: float, seeds: int = 1, machine: str = "", say: Callable[[str], object] = lambda text: None
 ) -> dict[str, list[ResultRow]]:
-    """Run the study of each step in a directory of its own, and write one report. It is resumed like its studies.
+    """Run the study of each step in a directory of its own, and write one report, which grows with each chapter.
+
+    It is resumed like its studies.
 
     Returns:
         The rows of each study, by its name.
     """
+    require_lineage_dir(out, budget, seeds)
+    studies = {step.study: vit_on_digits() if step.study == "vit" else make_study(step.study) for step in STEPS}
+    plan_chapters(studies, out, budget, seeds, say)
     rows: dict[str, list[ResultRow]] = {}
-    require_lineage_dir(out)
-    write_rows(out, rows)
     chapters, panels = [], []
     for step in STEPS:
         say(step.title)
-        study = vit_on_digits() if step.study == "vit" else make_study(step.study)
+        study = studies[step.study]
         rows[step.study] = run_study(study, out / step.study, step.fraction * budget, seeds, say)
-        write_rows(out, rows)
         figures = make_panels(study, rows[step.study])
-        facts = describe_study(study, rows[step.study], machine)
+        facts = [fact for fact in describe_study(study, rows[step.study], machine) if fact[0] != "Machine"]
         chapters.append(Chapter(step.title, step.text, facts, figures, study.limits))
         panels += figures
-    title = "From seq2seq to ViT: what each step added"
-    write_page(out, story_html(title, chapters), panels, [panel.name for panel in panels])
+        replace_json(out / RESULTS_FILE, {**header(budget, seeds), "chapters": rows})
+        page = story_html("From seq2seq to ViT: what each step added", [("Machine", machine)], chapters)
+        write_page(out, page, panels, [panel.name for panel in panels])
     return rows
 
 
-def require_lineage_dir(out: Path) -> None:
-    """Raise ConfigError if the directory holds anything but this story."""
-    if (out / RESULTS_FILE).exists() and read_json(out / RESULTS_FILE).get("study") == NAME:
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+def header(budget: float, seeds: int) -> dict[str, Any]:
+    """What results.json says besides the rows."""
+    return {"study": NAME, "budget": budget, "seeds": seeds}
+
+
+def require_lineage_dir(out: Path, budget: float, seeds: int) -> None:
+    """Raise ConfigError if the directory holds anything but this story, with the same settings."""
+    if (out / RESULTS_FILE).exists() and (saved := read_json(out / RESULTS_FILE)).get("study") == NAME:
+        if (saved["budget"], saved["seeds"]) != (budget, seeds):
+            raise ConfigError(
+                f"{out} was started with --budget {format_seconds(saved['budget'])} --seeds {saved['seeds']}. Use "
+                "these, or choose another --out.",
+                code="study_differs",
+            )
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             f"{out} exists and is not the report of the lineage. Choose another --out.", code="not_a_study"
         )
 
 
-def write_rows(out: Path, rows: dict[str, list[ResultRow]]) -> None:
-    """Write the rows of each study that is finished; also what marks the directory as this story's."""
+def plan_chapters(
+    studies: dict[str, Study], out: Path, budget: float, seeds: int, say: Callable[[str], object]
+) -> None:
+    """Plan all chapters before the first run, so that a budget that is too short for one of them costs no time.
+
+    Raises:
+        BudgetTooShortError: It says how long the whole story must be.
+    """
+    is_new = not (out / RESULTS_FILE).exists()
     out.mkdir(parents=True, exist_ok=True)
-    replace_json(out / RESULTS_FILE, {"study": NAME, "chapters": rows})
+    needed: dict[str, float] = {}
+    for step in STEPS:
+        try:
+            make_plan(studies[step.study], out / step.study, step.fraction * budget, seeds, say, time.monotonic)
+        except BudgetTooShortError as error:
+            needed[step.title] = error.needed / step.fraction
+    if needed:
+        if is_new:
+            shutil.rmtree(out)
+        title = max(needed, key=lambda each: needed[each])
+        raise BudgetTooShortError(f"{format_seconds(budget)} are too short for {title!r}", 1.1 * needed[title])
+    if is_new:
+        replace_json(out / RESULTS_FILE, {**header(budget, seeds), "chapters": {}})

@@ -1,6 +1,7 @@
 """Run a study: one training run after the other, each once, however often the study is interrupted."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from .study import Cell, Experiment, Length, ResultRow, Study
 PLAN_FILE, RESULTS_FILE, RUNS_DIR = "plan.json", "results.json", "runs"
 WARMUP_STEPS, TIMED_STEPS = 2, 6  # for measuring how long a step takes
 OVERHEAD_SECONDS = 8.0  # of a run, before its first step and after its last
-MIN_SECONDS, MIN_STEPS = 5.0, 30  # of a run
+MIN_SECONDS = 5.0  # of a run
 FORMER_PLAN_KEYS = {"share": "seconds_per_run"}
 FORMER_ROW_KEYS = {"part": "split"}
 
@@ -39,6 +40,21 @@ class Plan(TypedDict):
     cells: dict[str, str]  # name and digest of each cell's configuration
     steps: int | None  # of each run; None: runs have equal time
     seconds_per_run: float
+
+
+class BudgetTooShortError(ConfigError):
+    """The budget of a study is too short; `needed` is about how many seconds it takes on this machine."""
+
+    def __init__(self, reason: str, needed: float) -> None:
+        super().__init__(
+            f"--budget: {reason}. This machine needs about {format_seconds(needed)}.", code="budget_too_short"
+        )
+        self.reason, self.needed = reason, needed
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration as it is typed: 90s, 12m."""
+    return f"{math.ceil(seconds)}s" if seconds < 120 else f"{math.ceil(seconds / 60)}m"
 
 
 def run_study(
@@ -111,6 +127,7 @@ def make_plan(
 ) -> Plan:
     """Decide how long each run is, and store that with all settings, so that a resumed study stays the same."""
     cells = {cell.name: cell_digest(cell) for cell in study.cells}
+    budget = 0.0 if study.equal == "nothing" else budget
     settings: dict[str, Any] = {"study": study.name, "budget": budget, "seeds": seeds, "cells": cells}
     if (out / PLAN_FILE).exists():
         return read_plan(out, settings)
@@ -118,7 +135,7 @@ def make_plan(
     total_length = seeds * sum(cell.length for cell in study.cells)
     min_budget = total_length * MIN_SECONDS / min(cell.length for cell in study.cells)
     if budget < min_budget and study.equal != "nothing":
-        raise ConfigError(f"--budget: {num_runs} runs need at least {min_budget:.0f} seconds.", code="budget_too_short")
+        raise BudgetTooShortError(f"{num_runs} runs need more than {format_seconds(budget)}", min_budget)
     steps = None
     if study.equal == "steps":
         say(f"measuring {len(distinct_runs(study))} models to see how many steps the budget allows")
@@ -126,12 +143,12 @@ def make_plan(
         step_seconds = seeds * sum(step for step, _ in timings)
         overhead = seeds * sum(rest for _, rest in timings)
         steps = int((budget - (now() - started) - overhead) / step_seconds)
-        if steps < MIN_STEPS:
-            needed = MIN_STEPS * step_seconds + overhead + now() - started
-            raise ConfigError(
-                f"--budget allows {max(0, steps)} steps for each of {num_runs} runs, which is too few to compare. "
-                f"{MIN_STEPS} steps take about {-(-needed // 60):.0f} minutes on this machine.",
-                code="budget_too_short",
+        if steps < study.min_steps:
+            needed = study.min_steps * step_seconds + overhead + now() - started
+            raise BudgetTooShortError(
+                f"{format_seconds(budget)} allow {max(0, steps)} steps for each of {num_runs} runs, and fewer than "
+                f"{study.min_steps} steps are too few to compare",
+                needed,
             )
         say(f"each run has {steps} steps; a step of the slowest model takes {max(timings)[0]:.3f} s")
     length: dict[str, Any] = {"steps": steps, "seconds_per_run": (budget - (now() - started)) / total_length}
@@ -145,7 +162,7 @@ def read_plan(out: Path, settings: dict[str, Any]) -> Plan:
     plan: Any = {FORMER_PLAN_KEYS.get(key, key): value for key, value in read_json(out / PLAN_FILE).items()}
     different = [key for key, value in settings.items() if plan.get(key) != value]
     if different:
-        parts = [f"{key} {plan.get(key)}, not {settings[key]}" if key != "cells" else "models" for key in different]
+        parts = ["models" if key == "cells" else describe_difference(key, plan, settings) for key in different]
         raise ConfigError(
             f"{out} holds another study ({'; '.join(parts)}). Use the settings it started with, or choose another "
             "--out.",
@@ -153,6 +170,12 @@ def read_plan(out: Path, settings: dict[str, Any]) -> Plan:
         )
     checked: Plan = plan
     return checked
+
+
+def describe_difference(key: str, plan: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Describe a setting of an earlier plan and of this one."""
+    saved, given = (format_seconds(each[key]) if key == "budget" else each[key] for each in (plan, settings))
+    return f"{key} {saved}, not {given}"
 
 
 def run_key(cell: Cell) -> str:

@@ -88,6 +88,7 @@ class Study:
         logarithmic: Whether the x axis is logarithmic.
         by_cost: Whether the x axis is the training compute instead of `Cell.x`.
         limits: What runs of this size cannot show.
+        min_steps: The fewest steps of a run after which there is something to compare, if runs have equal steps.
         measured: What the accuracy is the fraction of, if not of the images of a test set.
         panels: Makes the figures from the rows; by default, there is one of the accuracy.
     """
@@ -102,5 +103,6 @@ class Study:
     logarithmic: bool = False
     by_cost: bool = False
     limits: str = ""
+    min_steps: int = 30
     measured: str = ""
     panels: Callable[["Study", Sequence[ResultRow]], list[Panel]] | None = None

@@ -51,10 +51,11 @@ def describe_study(study: Study, rows: Rows, machine: str) -> list[tuple[str, st
     lines.append(("Runs", f"{len(rows)}, {noise}"))
     measured = [row for row in rows if row["accuracy"] is not None]
     if measured:
-        n = measured[0]["n"]
-        subject = study.measured or f"images of the {measured[0]['split']} split"
-        sampling = f"sampling error at most ±{1.96 * np.sqrt(0.25 / n):.1%}"
-        lines.append(("Accuracy", f"of the final weights on {n:,} {subject}; {sampling}"))
+        fewest, most = (choose(row["n"] for row in measured) for choose in (min, max))
+        count = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        subject = study.measured or f"images of the {measured[0]['split']} split whose class is right"
+        sampling = f"sampling error at most ±{1.96 * np.sqrt(0.25 / fewest):.1%}"
+        lines.append(("Accuracy", f"fraction of the {count} {subject}, with the final weights; {sampling}"))
         if min(row.get("epochs", 1.0) for row in measured) < 1:
             lines.append(("Short runs", "some runs had less than one epoch: they show only the start of training"))
     equal = "the number of steps" if study.equal == "steps" else "the training time"
@@ -117,14 +118,16 @@ def study_figure(study: Study, means: Means) -> "Figure":
     series: dict[str, Means] = {}
     for mean in means:
         series.setdefault(mean["series"], []).append(mean)
+    legend_place: dict[str, Any] = {}
     if study.by_cost or not any(isinstance(mean["x"], str) for mean in means):
         draw_lines(axes, study, series)
     else:
         draw_bars(axes, series)
+        legend_place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # high bars leave no room inside
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     if len(series) > 1:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, **legend_place)
     return figure
 
 
@@ -154,5 +157,7 @@ def draw_bars(axes: "Axes", series: dict[str, Means]) -> None:
         positions = [names.index(mean["x"]) + (number - (len(series) - 1) / 2) * width for mean in cells]
         errors = [mean["spread"] or 0.0 for mean in cells]
         accuracies = [mean["accuracy"] for mean in cells]
-        axes.bar(positions, accuracies, width * 0.92, yerr=errors if any(errors) else None, color=color, label=name)
+        error = errors if any(errors) else None
+        bars = axes.bar(positions, accuracies, width * 0.92, yerr=error, color=color, label=name)
+        axes.bar_label(bars, [f"{100 * accuracy:.1f}" for accuracy in accuracies], padding=2, fontsize=8)
     axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)

@@ -28,8 +28,10 @@ def seq2seq_panels(study: Study, rows: Rows) -> list[Panel]:
         if cell.series in LINE_STYLES and (mean := mean_at_longest(cell.name, rows)) is not None
     }
     summary = "At the longest input: " + ", ".join(f"{x} with {series} {rate}" for (series, x), rate in longest.items())
+    bands = " Bands show the range over seeds." if len({row["seed"] for row in rows}) > 1 else ""
     lengths = Panel(
-        study.name, "Accuracy by length of the input", f"{summary}.", f"The papers: {study.paper}",
+        study.name, "Accuracy by length of the input", f"{summary}.{bands}",
+        f"The papers: {study.paper}",
         partial(length_figure, study, strings), {"lengths": np.array(sorted(lengths_of(strings)))},
         result_table(study, average_over_seeds(study, rows)),
     )  # fmt: skip
@@ -61,6 +63,8 @@ def mean_at_longest(cell: str, rows: Rows) -> float | None:
 
 def length_figure(study: Study, rows: Rows) -> "Figure":
     """Accuracy over length: a line for each model, with the range over seeds."""
+    from matplotlib.ticker import MaxNLocator
+
     from ..plots.theme import current_theme, new_figure, style_axes
 
     figure = new_figure(8.2, 4.8)
@@ -76,6 +80,7 @@ def length_figure(study: Study, rows: Rows) -> "Figure":
         label = str(cell.x) if cell.x == "Transformer" else f"{cell.x}, {cell.series}"
         axes.plot(x, rates.mean(axis=0), color=color, linestyle=LINE_STYLES[cell.series], linewidth=2, label=label)
         axes.fill_between(x, rates.min(axis=0), rates.max(axis=0), color=color, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(-0.02, 1.02)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -85,12 +90,20 @@ def length_figure(study: Study, rows: Rows) -> "Figure":
 def alignment_panel(name: str, title: str, caption: str, rows: Rows) -> list[Panel]:
     """A panel with the alignments that the rows contain; no panel without any."""
     maps = [
-        AlignmentMap(f"{row['x']} with attention" if row["x"] != "Transformer" else "Transformer", **alignment)
+        draw_end(f"{row['x']} with attention" if row["x"] != "Transformer" else "Transformer", **alignment)
         for row in rows
         for alignment in row.get("details", {}).get("alignments", ())
-        if row["x"] in ("LSTM", "Transformer", "attention")
+        if row["x"] in ("LSTM", "Transformer", "attention") and alignment["output"]
     ]
     return [Panel(name, title, caption, svg=partial(alignment_svg, maps))] if maps else []
+
+
+def draw_end(
+    title: str, source: Sequence[str], output: Sequence[str], weights: Sequence[Sequence[float]]
+) -> AlignmentMap:
+    """A map with a column for the end of the source, which has the rest of each row's weight."""
+    rows = [[*row, max(0.0, 1 - sum(row))] for row in weights]
+    return AlignmentMap(title, (*source, "<eos>"), output, rows)
 
 
 def spelling_panels(study: Study, rows: Rows) -> list[Panel]:
@@ -151,9 +164,7 @@ def gradient_figure(rows: Rows) -> "Figure":
     from ..plots.theme import current_theme, new_figure, style_axes
 
     figure = new_figure(7.6, 3.8)
-    axes = style_axes(
-        figure.subplots(), "", "layer: encoder from the input to the output, then decoder", "gradient norm"
-    )
+    axes = style_axes(figure.subplots(), "", "layers of the encoder, then of the decoder", "gradient norm")
     by_kind: dict[str, list[Any]] = {}
     for row in rows:
         if gradients := row.get("details", {}).get("initial_gradients"):
@@ -161,6 +172,8 @@ def gradient_figure(rows: Rows) -> "Figure":
     for color, (kind, gradients) in zip(current_theme().series, by_kind.items(), strict=False):
         mean = np.mean(gradients, axis=0)
         axes.plot(range(1, len(mean) + 1), mean, color=color, marker="o", linewidth=2, label=kind)
-    axes.set_yscale("log")
-    axes.legend(frameon=False)
+        axes.set_xticks(range(1, len(mean) + 1), 2 * [str(n) for n in range(1, len(mean) // 2 + 1)])
+        axes.axvline(len(mean) / 2 + 0.5, color=current_theme().muted, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

@@ -87,7 +87,7 @@ def seq2seq() -> Study:
         "with attention to all encoder states. How long may the input be?",
         "Cho et al. (2014) saw translations get worse with the length of the sentence; Sutskever et al. (2014), with a "
         "larger LSTM and the source reversed, did not. Attention removes the bottleneck (Bahdanau et al., 2015).",
-        "network", tuple(cells), "steps", measured="test sequences that are written without a mistake",
+        "network", tuple(cells), "steps", min_steps=400, measured="test sequences that are written without a mistake",
         panels=seq2seq_panels,
         limits="Reversing letters needs exact memory of every letter, which is harder for a fixed vector than "
         "translation is. The width (128) and the training are small: a larger vector holds longer strings, but has a "
@@ -109,7 +109,7 @@ def order() -> Study:
         "position encodings.",
         "Attention ignores the order of its input, so the model must be given positions (Vaswani et al., 2017, "
         "section 3.5).",
-        "task", tuple(cells), "steps", measured="test strings that are written without a mistake",
+        "task", tuple(cells), "steps", min_steps=200, measured="test strings that are written without a mistake",
         limits="Only the encoder is blind to order: the decoder still sees how many letters it has written, because it "
         "attends to them alone.",
     )  # fmt: skip
@@ -131,7 +131,8 @@ def warmup() -> Study:
         "the branches, as in ViT; with and without warm-up, without clipping of gradients.",
         "Post-norm has large gradients near the output at the start, and needs warm-up; pre-norm does not (Xiong et "
         "al., 2020).",
-        "learning rate", tuple(cells), "steps", measured="test strings that are written without a mistake",
+        "learning rate", tuple(cells), "steps", min_steps=250,
+        measured="test strings that are written without a mistake",
         panels=warmup_panels,
     )  # fmt: skip
 
