@@ -3,8 +3,9 @@
 In Markdown, `<!--n:RESULT:PATH:FORMAT-->VALUE<!--/n-->` holds a value of results/RESULT.json in a Python format
 spec (it may be empty). PATH is dotted. A segment is a key, an index of a list, or `key=value` (several joined by
 `&`), which selects the first matching item of a list; keys with dots or colons stand in double quotes. `PATH /
-PATH` is a ratio. Functions around a path: count, mean, min, max, minutes (from seconds), megabytes (from bytes),
-cpu (the name of a machine). `python docs/fill_numbers.py` rewrites all values, `--check` lists wrong ones.
+PATH` is a ratio. Functions around a path: count, mean, min, max, last (of a list or an object's values), minutes
+(from seconds), megabytes (from bytes), cpu (the name of a machine). `python docs/fill_numbers.py` rewrites all
+values, `--check` lists wrong ones.
 """
 
 import argparse
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 MARKER = re.compile(r"<!--n:(?P<result>[\w-]+):(?P<path>.+?):(?P<format>[^:]*?)-->(?P<value>.*?)<!--/n-->")
 OPENING = re.compile(r"<!--n:")
 SEGMENT = re.compile(r'"([^"]*)"|([^."]+)')
-CALL = re.compile(r"(count|mean|min|max|minutes|megabytes|cpu)\((.+)\)")
+CALL = re.compile(r"(count|mean|min|max|last|minutes|megabytes|cpu)\((.+)\)")
 TYPED = re.compile(r"<!--typed: *\S.*?-->")
 NUMBER = re.compile(r"\d[\d.,]*\s?%|\d[\d.,]*x\b|\d[\d.,]*\s?images/s")
 KINDS = {"AVX512": "AMD EPYC with AVX-512 (Zen 4)", "AVX2": "AMD EPYC with AVX2"}
@@ -50,6 +51,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "mean": statistics.fmean,
     "min": min,
     "max": max,
+    "last": lambda values: list(values.values() if isinstance(values, dict) else values)[-1],
     "minutes": lambda seconds: seconds / 60,
     "megabytes": lambda size: size / 1e6,
     "cpu": cpu,

@@ -3,7 +3,8 @@
     python docs/make_figures.py [NAME ...]
 
 Every image in the repository is made here. Badges and those of MEASURED, which are drawn from results/ alone, are
-reproducible: the same inputs give the same bytes. Those of PHOTOS and SCREENS need a model (PATCHWORD_FIGURES_MODEL
+reproducible: the same inputs give the same bytes. Those of CIFAR10 show the bundled model; attention distance
+needs CIFAR-10's test set. Those of PHOTOS and SCREENS need a model (PATCHWORD_FIGURES_MODEL
 and, if it has no labels, PATCHWORD_FIGURES_LABELS), scikit-image and a Chromium.
 """
 
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from figures import badges, measured, photos, screens
+from figures import badges, cifar10, measured, photos, screens
 
 from patchword.plots.theme import DARK, LIGHT, use_theme
 
@@ -22,12 +23,22 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).resolve().parent
 # Path below docs/ -> the function that draws it.
-MEASURED: dict[str, Callable[[], "Figure"]] = {
+MEASURED: dict[str, "Callable[[], Figure | str]"] = {
     "curves.svg": measured.draw_curves,
     "crossing.svg": measured.draw_crossing,
     **{f"study_{name.replace('-', '_')}.svg": partial(measured.draw_study, name) for name in measured.STUDIES},
+    **{
+        measured.study_panel_file(panel): partial(measured.draw_study_panel, study, panel)
+        for study, panels in measured.STUDY_PANELS.items()
+        for panel in panels
+    },
     "images/results.svg": measured.draw_results,
     "images/images_per_class.svg": measured.draw_images_per_class,
+}
+CIFAR10: dict[str, Callable[[], "Figure"]] = {
+    "images/cifar10_filters.png": cifar10.draw_filters,
+    "images/cifar10_positions.png": cifar10.draw_positions,
+    "images/cifar10_distance.png": cifar10.draw_distance,
 }
 PHOTOS: dict[str, Callable[[], "Figure"]] = {
     "images/hero.jpg": photos.draw_hero,
@@ -39,7 +50,7 @@ SCREENS: dict[str, Callable[[Path], None]] = {
     "images/quickstart.svg": screens.record_quickstart,
     "images/page.jpg": screens.capture_page,
 }
-OUTPUTS = (*MEASURED, *badges.BADGES, *PHOTOS, *SCREENS)
+OUTPUTS = (*MEASURED, *badges.BADGES, *CIFAR10, *PHOTOS, *SCREENS)
 
 
 def make_figure(output: str, folder: Path) -> Path:
@@ -55,6 +66,8 @@ def make_figure(output: str, folder: Path) -> Path:
     with use_theme(DARK if output == "images/hero.jpg" else LIGHT):
         if output in MEASURED:
             measured.save_svg(MEASURED[output](), target)
+        elif output in CIFAR10:
+            cifar10.save_png(CIFAR10[output](), target)
         else:
             photos.save_jpeg(PHOTOS[output](), target)
     return target

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchword.plots.theme import current_theme, new_figure, style_axes
 from patchword.studies import make_study
-from patchword.studies.study_report import average_over_seeds, study_figure
+from patchword.studies.study_report import average_over_seeds, make_panels, study_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,6 +84,38 @@ def draw_study(name: str) -> "Figure":
     return study_figure(study, means)
 
 
+# Studies with figures of their own: the name of each figure's file, and of its panel.
+STUDY_PANELS = {
+    "seq2seq": ("seq2seq", "alignment_reverse", "alignment_korean"),
+    "spelling": ("spelling", "alignment_spelling"),
+    "order": ("order",),
+    "warmup": ("warmup", "warmup_gradients"),
+    "equivariance": ("equivariance",),
+    "bert": ("bert", "bert_words"),
+    "non-local": ("non-local",),
+    "sasa": ("sasa",),
+    "gan": ("gan", "gan_samples"),
+}
+
+
+def study_panel_file(panel: str) -> str:
+    """Name the file of a panel: study_NAME.svg, or its own name for what is not the accuracy."""
+    own = panel.startswith(("alignment", "gan_"))
+    return f"{panel if own else f'study_{panel}'}.svg".replace("-", "_")
+
+
+def draw_study_panel(study_name: str, panel_name: str) -> "Figure | str":
+    """Draw a figure of a study as its report does, from the stored rows: a figure, or the text of an SVG file."""
+    study = make_study(study_name)
+    rows = load_result(f"study_{study_name.replace('-', '_')}")["rows"]
+    panels = {panel.name: panel for panel in make_panels(study, rows)}
+    panel = panels[panel_name]
+    if panel.svg:
+        return panel.svg(current_theme())
+    assert panel.draw is not None
+    return panel.draw()
+
+
 # results/NAME.json, and how the figure of the README calls it
 REACHED = {
     "quickstart": "handwritten digits, from scratch",
@@ -143,6 +175,9 @@ def draw_images_per_class() -> "Figure":
     return figure
 
 
-def save_svg(figure: "Figure", path: Path) -> None:
-    """Write a figure without the date."""
+def save_svg(figure: "Figure | str", path: Path) -> None:
+    """Write a figure without the date, or the text of an SVG file."""
+    if isinstance(figure, str):
+        path.write_text(figure, encoding="utf-8")
+        return
     figure.savefig(path, metadata={"Date": None})
