@@ -289,7 +289,7 @@ def curves_figure(study: Study, rows: Rows) -> "Figure":
     """Two plots over the steps, with a dashed line for real digits."""
     from ..plots.theme import current_theme, new_figure, style_axes
 
-    figure = new_figure(9.6, 4.2)
+    figure = new_figure(11.0, 4.2)
     distance, recognized = figure.subplots(1, 2)
     style_axes(distance, "Frechet distance", "steps", "distance to real digits")
     style_axes(recognized, "Recognized samples", "steps", f"confidence above {RECOGNIZED:g}")
@@ -302,7 +302,7 @@ def curves_figure(study: Study, rows: Rows) -> "Figure":
     distance.yaxis.set_major_formatter("{x:g}")  # powers would need math text
     recognized.set_ylim(0, 1.02)
     recognized.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
-    distance.legend(frameon=False)
+    recognized.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
