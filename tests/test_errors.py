@@ -52,6 +52,7 @@ REWORDED = "Worded otherwise."
 CLASS_CODES = {
     "PatchwordError": "patchword_error",
     "ConfigError": "invalid_config",
+    "BudgetTooShortError": "budget_too_short",
     "CheckpointError": "invalid_checkpoint",
     "ConversionError": "conversion_failed",
     "UnknownArchitectureError": "architecture_unknown",
@@ -69,7 +70,6 @@ RAISED_CODES = {
     "unknown_command",
     "ambiguous_class",
     "bf16_unsupported",
-    "budget_too_short",
     "checkpoint_not_saved",
     "checkpoints_damaged",
     "image_damaged",

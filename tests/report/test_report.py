@@ -31,7 +31,7 @@ from patchword.report import Mistake, TrainingReport, training_html, write_train
 from patchword.report.curves import running_mean, ticks
 from patchword.report.environment import render
 from patchword.report.formatting import break_points, duration, shorten, text_width
-from patchword.report.pages import evaluation_html, inspection_html, study_html
+from patchword.report.pages import Chapter, evaluation_html, inspection_html, story_html, study_html
 from patchword.report.report_data import ClassificationResults
 
 ROOT = Path(__file__).parents[2]
@@ -195,7 +195,7 @@ def assert_self_contained(html: str) -> Page:
     without_base64 = re.sub(r'"data:[^"]*"|sha256-[\w+/=]+', "", html)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", without_base64)
     sources = [value or "" for _, tag in page.tags for name, value in tag.items() if name in ("src", "srcset", "href")]
-    assert all(source.startswith("data:image/") for source in sources)
+    assert all(source.startswith(("data:image/", "#")) for source in sources)  # "#": places in the page
     assert not page.all("link")
     assert not page.all("iframe")
     # The policy has no 'unsafe-inline', so these would be ignored.
@@ -236,7 +236,8 @@ def test_hostile_text_is_escaped_on_the_other_pages(report: TrainingReport, text
     pages = [
         evaluation_html(text, results, {"top1": (0.5, 0.9), "nll": (0.1, 0.2)}, facts, [drawn], text, [text]),
         inspection_html(text, facts, [drawn, absent], [text]),
-        study_html(text, facts, drawn, text),
+        study_html(text, facts, [drawn], text),
+        story_html(text, facts, [Chapter(text, text, facts, [drawn], text)]),
     ]
     for html in pages:
         page = assert_self_contained(html)

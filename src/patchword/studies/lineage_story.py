@@ -172,6 +172,6 @@ def plan_chapters(
         if is_new:
             shutil.rmtree(out)
         title = max(needed, key=lambda each: needed[each])
-        raise BudgetTooShortError(f"{format_seconds(budget)} are too short for {title!r}", 1.1 * needed[title])
+        raise BudgetTooShortError.explain(f"{format_seconds(budget)} are too short for {title!r}", 1.1 * needed[title])
     if is_new:
         replace_json(out / RESULTS_FILE, {**header(budget, seeds), "chapters": {}})

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, Self, TypedDict, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -43,13 +43,22 @@ class Plan(TypedDict):
 
 
 class BudgetTooShortError(ConfigError):
-    """The budget of a study is too short; `needed` is about how many seconds it takes on this machine."""
+    """Raised when the budget of a study is too short.
 
-    def __init__(self, reason: str, needed: float) -> None:
-        super().__init__(
-            f"--budget: {reason}. This machine needs about {format_seconds(needed)}.", code="budget_too_short"
-        )
-        self.reason, self.needed = reason, needed
+    Attributes:
+        needed (float): About how many seconds the study takes on this machine.
+    """
+
+    code = "budget_too_short"
+
+    def __init__(self, message: str = "", needed: float = 0.0) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+    @classmethod
+    def explain(cls, reason: str, needed: float) -> Self:
+        """Make the error for a reason."""
+        return cls(f"--budget: {reason}. This machine needs about {format_seconds(needed)}.", needed)
 
 
 def format_seconds(seconds: float) -> str:
@@ -135,7 +144,7 @@ def make_plan(
     total_length = seeds * sum(cell.length for cell in study.cells)
     min_budget = total_length * MIN_SECONDS / min(cell.length for cell in study.cells)
     if budget < min_budget and study.equal != "nothing":
-        raise BudgetTooShortError(f"{num_runs} runs need more than {format_seconds(budget)}", min_budget)
+        raise BudgetTooShortError.explain(f"{num_runs} runs need more than {format_seconds(budget)}", min_budget)
     steps = None
     if study.equal == "steps":
         say(f"measuring {len(distinct_runs(study))} models to see how many steps the budget allows")
@@ -145,7 +154,7 @@ def make_plan(
         steps = int((budget - (now() - started) - overhead) / step_seconds)
         if steps < study.min_steps:
             needed = study.min_steps * step_seconds + overhead + now() - started
-            raise BudgetTooShortError(
+            raise BudgetTooShortError.explain(
                 f"{format_seconds(budget)} allow {max(0, steps)} steps for each of {num_runs} runs, and fewer than "
                 f"{study.min_steps} steps are too few to compare",
                 needed,
