@@ -18,6 +18,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 TRAINING = ("training", "models", "data", "metrics", "recipes")
 INFERENCE = ("inference", "models", "data")
+TEXT_FILES = ("recurrent", "transformer", "fit", "greedy_decoding", "tasks", "vocabulary", "cmudict")
+TEXT = tuple(f"lineage/{name}.py" for name in TEXT_FILES)
 SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention": ("attention", TRAINING),
     "attention_former": ("attention", TRAINING),
@@ -58,13 +60,13 @@ SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
     "study_inductive_bias": ("studied", ("studies", *TRAINING)),
     "study_lineage": ("studied", ("lineage", *TRAINING)),
     "study_non_local": ("studied", TRAINING),
-    "study_order": ("studied", ("lineage",)),
+    "study_order": ("studied", TEXT),
     "study_positions": ("studied", ("studies", *TRAINING)),
     "study_sasa": ("studied", TRAINING),
-    "study_seq2seq": ("studied", ("lineage",)),
-    "study_spelling": ("studied", ("lineage",)),
-    "study_spelling_20m": ("studied", ("lineage",)),
-    "study_warmup": ("studied", ("lineage",)),
+    "study_seq2seq": ("studied", TEXT),
+    "study_spelling": ("studied", TEXT),
+    "study_spelling_20m": ("studied", TEXT),
+    "study_warmup": ("studied", TEXT),
     "training_speed": ("training_speed", ("training", "models", "data")),
     "training_speed_before_refactoring": ("training_speed", ("training", "models", "data")),
 }
@@ -133,9 +135,12 @@ def changed_files(commit: str) -> frozenset[str]:
 
 
 def measured_paths(name: str) -> tuple[str, ...]:
-    """List the paths a result measures: its benchmark and packages of src/patchword."""
+    """List the paths a result measures: its benchmark, and packages or files of src/patchword."""
     script, packages = SOURCES[name]
-    return (f"benchmarks/{script}.py", *(f"src/patchword/{package}/" for package in packages))
+    return (
+        f"benchmarks/{script}.py",
+        *(f"src/patchword/{each}" if each.endswith(".py") else f"src/patchword/{each}/" for each in packages),
+    )
 
 
 def ages(name: str, commit: str) -> tuple[int, int]:
