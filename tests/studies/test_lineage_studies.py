@@ -260,7 +260,7 @@ def test_pretraining_helps_when_labels_are_few() -> None:
     accuracy, words = make_panels(study, rows)
     assert f"{pretrained['details']['same_topic']:.0%} belong to its topic" in words.caption
     accuracies = [f"{row['accuracy']:.1%}" for row in (pretrained, scratch)]
-    assert accuracy.caption.startswith("With one labeled sentence per topic, the pre-trained model is right about")
+    assert accuracy.caption.startswith("With one labeled sentence per topic, the pre-trained model gets ")
     assert re.findall(r"[\d.]+%", accuracy.caption) == 2 * accuracies
     for panel in (accuracy, words):
         assert panel.draw is not None

@@ -140,8 +140,8 @@ def summarize_bert(means: Means) -> str:
     """The caption of the figure of the accuracy."""
     few, many = ([show_accuracy(means, series, n) for series in ("pre-trained", "from scratch")] for n in (1, 20))
     return (
-        f"With one labeled sentence per topic, the pre-trained model is right about {few[0]} of the test sentences, "
-        f"the one from scratch about {few[1]}; with 20, {many[0]} and {many[1]}."
+        f"With one labeled sentence per topic, the pre-trained model gets {few[0]} of the test sentences right, "
+        f"the one from scratch {few[1]}; with 20, {many[0]} and {many[1]}."
     )
 
 
