@@ -29,8 +29,8 @@ def http_post(url: str, **options: Any) -> httpx.Response:
 class Server:
     """`patchword serve MODEL --port 0 ...`, its URL and its log."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
-        command = [sys.executable, "-m", "patchword", "serve", *map(str, arguments), "--port", "0"]
+    def __init__(self, *arguments: object, port: int = 0, **environment: str) -> None:
+        command = [sys.executable, "-m", "patchword", "serve", *map(str, arguments), "--port", str(port)]
         pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env={**os.environ, **environment}, **pipes)
         self.lines: list[str] = []
