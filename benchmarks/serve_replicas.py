@@ -4,8 +4,9 @@
 
 HAProxy runs with deploy/haproxy.cfg, the replicas with the bundled model. Rounds with SIGTERM and SIGKILL take turns;
 the replica that has ended is started again at the same address, as in a rolling update, before the next round. Every
-response is compared with the prediction for its image. `lost` are requests without a prediction: their connection failed, or they got
-another status than 200; `wrong` are predictions of another image. Writes results/serve_replicas.json.
+response is compared with the prediction for its image. `lost` are requests without a prediction: their connection
+failed, or they got another status than 200; `wrong` are predictions of another image. Writes
+results/serve_replicas.json.
 """
 
 import argparse
