@@ -3,7 +3,7 @@
 #
 # Use:     set --nodes, --gpus-per-node, the data and the run directory (both on storage that all nodes see), activate the
 #          environment below if there is one, then: sbatch slurm_train.sh
-# Tested:  the torchrun command line on one machine, and as several hosts in network namespaces; the shell's syntax.
+# Tested:  the shell's syntax (tests/examples/test_ray_train.py); torchrun across hosts is tested in network namespaces.
 # Not run: under Slurm, and on GPUs.
 #SBATCH --job-name=patchword
 #SBATCH --nodes=2
