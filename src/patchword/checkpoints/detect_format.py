@@ -43,7 +43,7 @@ WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and 
 
 def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
     """Read a checkpoint of any family. `overrides` are config fields that the file does not store, or that adapt it."""
-    source = load_source(path)
+    source = replace(load_source(path), given=overrides)
     family = detect_family(source)
     adaptations = {k: v for k, v in overrides.items() if k in ADAPTABLE_FIELDS | WEIGHTLESS_FIELDS}
     stored_fields = {k: v for k, v in overrides.items() if k not in adaptations}

@@ -42,6 +42,7 @@ class Source:
     config: Fields = field(default_factory=dict)  # config.json
     processor: Fields = field(default_factory=dict)  # preprocessor_config.json
     open_clip: Fields = field(default_factory=dict)  # open_clip_config.json
+    given: Fields = field(default_factory=dict)  # fields of the config that the caller gave
 
 
 @dataclass

@@ -15,9 +15,11 @@ from ..family import (
     infer_image_size,
     infer_num_heads,
     note_if,
+    translate_value,
 )
 from ..mapping import Patch, Rule, TensorMap
 from .transformers_json import (
+    check_switches,
     parse_activation,
     parse_labels,
     parse_preprocess,
@@ -137,6 +139,10 @@ class Transformers(Family):
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
         fields |= infer_block_fields(tensors, kind, json_config)
         fields |= infer_token_fields(tensors, kind)
+        seen = {"qkv_bias": fields["qkv_bias"], "use_swiglu_ffn": fields["activation"] == "swiglu"}
+        check_switches(json_config, seen)
+        if fields.get("pre_logits"):  # the pooler is the tanh layer of the paper's pre-training
+            translate_value(json_config.get("pooler_act", "tanh"), {"tanh": "tanh"}, "pooler_act")
         heads = json_config.get("num_attention_heads")
         fields["num_heads"] = heads if heads else infer_num_heads(width, overrides, source.path.name)
         positions = get_shape(tensors, "embeddings.position_embeddings", 3)[1]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...config import ViTConfig
+from ...errors import CheckpointError
 from ..family import Fields, Source, require_fields, size_to_json, translate_value
 
 ACTIVATIONS = {
@@ -32,6 +33,15 @@ def require_config(source: Source, overrides: Fields, *names: str) -> Fields:
 def parse_activation(config: Fields, default: str) -> str:
     """Return the activation; a config.json omits it if it is the default of its class."""
     return translate_value(config.get("hidden_act", default), ACTIVATIONS, "activation")
+
+
+def check_switches(config: Fields, seen: Fields) -> None:
+    """Raise an error for a switch in config.json that contradicts the tensors, which transformers would not use."""
+    for name, value in seen.items():
+        if name in config and bool(config[name]) != bool(value):
+            raise CheckpointError(
+                f"config.json has {name}={config[name]}, but the tensors are those of {name}={bool(value)}."
+            )
 
 
 def parse_labels(id2label: Any) -> tuple[str, ...] | None:
