@@ -63,7 +63,7 @@ def random_model(kind: str, families: dict[str, tuple[str, str, dict[str, Any]]]
         towers = {"vision_config": {**SMALL, **changes}, "text_config": TEXT}
         config = getattr(transformers, config_class)(**towers, num_labels=7)
     else:
-        config = getattr(transformers, config_class)(**SMALL, num_labels=7, **changes)
+        config = getattr(transformers, config_class)(**{**SMALL, **changes}, num_labels=7)
     model = getattr(transformers, model_class)(config).eval()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, std=0.03 if "embedding" in name else 0.3)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..config import ViTConfig
 from ..core.io import read_json
@@ -150,7 +151,7 @@ def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) ->
     """Return the stored preprocessing, else the family's default; None if the inputs are not images."""
     if config.in_channels not in (1, 3):
         return None
-    fields: Fields = {**family.preprocess, **metadata.preprocess}
+    fields: Fields = {**family.preprocess, **metadata.preprocess, "trim": find_trim(metadata.stated_size, config)}
     mean, std = STATISTICS[fields.pop("statistics", "half")]
     fields.setdefault("mean", mean)
     fields.setdefault("std", std)
@@ -159,6 +160,16 @@ def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) ->
         if fields[name] and len(fields[name]) != config.in_channels:
             fields[name] = (sum(fields[name]) / len(fields[name]),) * config.in_channels
     return Preprocess(size=config.image_size, **fields)
+
+
+def find_trim(stated: Any, config: ViTConfig) -> tuple[int, int]:
+    """Return the pixels of a stated image size that are less than a patch, which the patch projection never sees."""
+    if stated is None:
+        return 0, 0
+    sides = ViTConfig.cast_fields({"image_size": stated})["image_size"]
+    rest = tuple(side - own for side, own in zip(sides, config.image_size, strict=True))
+    fits = all(0 <= pixels < patch for pixels, patch in zip(rest, config.stride, strict=True))
+    return (rest[0], rest[1]) if fits else (0, 0)
 
 
 def resolve_labels(metadata: Metadata, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[Note]]:

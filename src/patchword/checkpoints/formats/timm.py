@@ -20,7 +20,7 @@ from ..family import (
     require_fields,
 )
 from ..mapping import OffsetTable, Patch, Rule, TensorMap, Transposed
-from .timm_architectures import architecture_fields, name_in_path
+from .timm_architectures import architecture_fields, name_in_path, size_in_name
 from .timm_clip import check_quick_gelu, has_projection
 from .timm_fields import BACKBONE, infer_fields, infer_positions
 from .timm_json import POOLS, parse_model_args, parse_preprocess, timm_config
@@ -143,6 +143,7 @@ class Timm(Family):
             notes=notes,
             assumed={name: why for name, why in assumed.items() if name in fields},
             architecture=architecture,
+            stated_size=arguments.get("img_size") or (size_in_name(architecture) if architecture else None),
         )
 
     def positions(

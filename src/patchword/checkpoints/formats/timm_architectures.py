@@ -107,6 +107,12 @@ def architecture_fields(name: str) -> tuple[Fields, Fields] | None:
     return None
 
 
+def size_in_name(name: str) -> int | None:
+    """Return the image size at the end of the name of an architecture, as in vit_so400m_patch14_siglip_384."""
+    size = re.search(r"_(\d+)$", name)
+    return int(size[1]) if size else None
+
+
 def num_heads(name: str) -> int:
     """Return the number of heads of a known architecture."""
     for pattern, heads in SPECIAL_NUM_HEADS:

@@ -25,6 +25,7 @@ from .transformers_json import (
     parse_preprocess,
     require_config,
     shared_config,
+    stated_size,
     transformers_processor,
 )
 
@@ -158,6 +159,7 @@ class Transformers(Family):
             ),
             assumed=unstated | ({"pooling": "this model does not pool"} if kind in ("vit_mae", "ijepa") else {}),
             architecture=kind,
+            stated_size=json_config.get("image_size"),
         )
 
     def unsupported(self, config: ViTConfig) -> list[str]:
@@ -179,7 +181,8 @@ class Transformers(Family):
         self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields, quirks: Fields
     ) -> dict[str, Fields]:
         processor = transformers_processor(preprocess)
-        return {"config.json": transformers_config(config, labels, quirks), "preprocessor_config.json": processor}
+        document = {**transformers_config(config, labels, quirks), **stated_size(preprocess)}
+        return {"config.json": document, "preprocessor_config.json": processor}
 
 
 def model_type(config: ViTConfig, quirks: Fields) -> str:

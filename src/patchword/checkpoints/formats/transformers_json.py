@@ -91,6 +91,12 @@ def shared_config(config: ViTConfig, labels: tuple[str, ...] | None) -> Fields:
     return result | label_config(config.num_classes, labels)
 
 
+def stated_size(preprocess: Fields) -> Fields:
+    """Return the image size of config.json if it is not a multiple of the patch; `shared_config` has all others."""
+    sides = [own + trimmed for own, trimmed in zip(preprocess["size"], preprocess["trim"], strict=True)]
+    return {"image_size": size_to_json((sides[0], sides[1]))} if any(preprocess["trim"]) else {}
+
+
 def label_config(num_classes: int, labels: tuple[str, ...] | None) -> Fields:
     """Return the labels as config.json has them; a model without a head has none."""
     names = labels or tuple(f"LABEL_{i}" for i in range(num_classes))
@@ -100,7 +106,7 @@ def label_config(num_classes: int, labels: tuple[str, ...] | None) -> Fields:
 
 def transformers_processor(preprocess: Fields) -> Fields:
     """Return the preprocessor_config.json that transformers reads."""
-    height, width = preprocess["size"]
+    height, width = (own + rest for own, rest in zip(preprocess["size"], preprocess["trim"], strict=True))
     resample = {name: number for number, name in RESAMPLING.items()}[preprocess["interpolation"]]
     result: Fields = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
     result |= {"image_mean": list(preprocess["mean"]), "image_std": list(preprocess["std"]), "resample": resample}
