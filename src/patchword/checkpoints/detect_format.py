@@ -53,6 +53,7 @@ def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
         tensors, extras = family.split_extras(tensors)
         metadata = family.read_metadata(source, tensors, overrides)
         quirks |= {"variant": family.variant} if family.variant else {}
+        check_given_heads(metadata.fields, stored_fields)
         config = ViTConfig.from_json({**metadata.fields, **stored_fields})
         state = from_foreign(tensors, config, family.tensor_map(config), family.name, tensor_shapes(config))
         preprocess = resolve_preprocess(family, metadata, config)
@@ -63,12 +64,25 @@ def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
     checkpoint = checkpoint.adapt(**adaptations)
     notes = (*metadata.notes, *architecture_notes(metadata, stored_fields), *label_notes, *checkpoint.notes)
     if "mean" not in metadata.preprocess and checkpoint.preprocess is not None:
-        default = f"{family.name}'s default: {checkpoint.preprocess.summary()}"
+        owner = family.name + ("'" if family.name.endswith("s") else "'s")
+        default = f"{owner} default: {checkpoint.preprocess.summary()}"
         text = f"the file does not store its preprocessing; assumed {default}."
         notes = (Note(text, "preprocess_assumed"), *notes)
     provenance = {"read_from": source.path.name, "family": family.name, "assumed": list(notes)}
     provenance |= {"architecture": metadata.architecture} if metadata.architecture else {}
     return replace(checkpoint, notes=notes, provenance=provenance)
+
+
+def check_given_heads(fields: Fields, given: Fields) -> None:
+    """Raise a CheckpointError for a number of heads that the caller gave, if it does not divide the width."""
+    heads, width = ViTConfig.cast_fields({"num_heads": given.get("num_heads", 1)})["num_heads"], fields["embed_dim"]
+    if heads > 0 and width % heads and given.get("head_dim", fields.get("head_dim")) is None:
+        stored = fields.get("num_heads")
+        hint = f" (the file says {stored})" if stored and stored != heads else ""
+        raise CheckpointError(
+            f"num_heads={heads} does not divide the width {width} of the model: correct --num-heads{hint}, or give the "
+            "width of a head, too: --head-dim N (num_heads and head_dim in Python)."
+        )
 
 
 def architecture_notes(metadata: Metadata, given: Fields) -> list[Note]:

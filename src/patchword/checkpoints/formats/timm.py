@@ -25,6 +25,7 @@ from .timm_clip import check_quick_gelu, has_projection
 from .timm_fields import BACKBONE, infer_fields, infer_positions
 from .timm_json import POOLS, parse_model_args, parse_preprocess, timm_config
 from .timm_names import FREQUENCIES, TABLE, restore, unify
+from .transformers_beit import check_tables
 
 STAGE = f"{BACKBONE}.stages.{{}}.blocks.{{}}"
 
@@ -84,7 +85,7 @@ UNKNOWN = (
 
 
 class Timm(Family):
-    """huggingface/pytorch-image-models: VisionTransformer, Eva, Beit, NaFlexVit."""
+    """huggingface/pytorch-image-models: ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, EVA-02, PE, BEiT, AIMv2, NaFlexViT."""
 
     name = "timm"
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -134,6 +135,8 @@ class Timm(Family):
         if "num_heads" not in fields:
             fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, source.path.name)
             assumed = {**assumed, "num_heads": f"that of models of width {fields['embed_dim']}"}
+        if inferred.get("pos_embed") == "relative":
+            check_tables(source, TABLE, {**fields, **overrides})
         fields |= self.positions(source, tensors, fields, overrides, arguments)
         labels = source.config.get("label_names")
         return Metadata(

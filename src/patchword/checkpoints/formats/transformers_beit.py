@@ -124,6 +124,7 @@ class TransformersBEiT(Family):
         fields["num_classes"] = get_shape(tensors, "classifier.weight", 2)[0] if "classifier.weight" in tensors else 0
         has_table = "embeddings.position_embeddings" in tensors
         check_switches(config, seen_positions(source))
+        check_tables(source, TABLE, {**fields, **overrides})
         fields |= {"pos_embed": "learned+relative" if has_table else "relative", "pos_embed_prefix": int(has_table)}
         fields |= infer_pooling(tensors, fields["num_classes"], config.get("use_mean_pooling", True))
         pools = fields["num_classes"] or fields.get("norm_after_pool") or fields["pooling"] == "class"
@@ -167,6 +168,18 @@ def seen_positions(source: Source) -> Fields:
         "use_relative_position_bias": len(names) > len(shared),
         "use_absolute_position_embeddings": any(n.endswith("embeddings.position_embeddings") for n in source.tensors),
     }
+
+
+def check_tables(source: Source, table: str, fields: Fields) -> None:
+    """Raise an error if the tables of relative positions are not made for this number of heads."""
+    heads = ViTConfig.cast_fields({"num_heads": fields["num_heads"]})["num_heads"]
+    name = next(n for n in source.tensors if n.endswith(table))
+    columns = get_shape(source.tensors, name, 2)[1]
+    if columns != heads:
+        raise CheckpointError(
+            f"{name} has a column for each of {columns} heads, but num_heads is {heads}: "
+            "correct --num-heads (num_heads in Python)."
+        )
 
 
 def infer_pooling(tensors: Tensors, num_classes: int, mean_pooling: bool) -> Fields:
