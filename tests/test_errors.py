@@ -144,6 +144,7 @@ NOTE_CODES = {
     "numerics_differ",
     "odd_setting",
     "preprocess_assumed",
+    "projection_assumed",
     "preprocess_not_stored",
     "preprocess_stated",
     "projection_removed",
@@ -152,6 +153,7 @@ NOTE_CODES = {
     "shard_damaged",
     "split_left_out",
     "temperature_not_stored",
+    "trained_with_quick_gelu",
     "text_tower_skipped",
 }
 

@@ -89,8 +89,6 @@ PHRASES: dict[str, str | dict[Any, str]] = {
     "final_norm": "no final norm",
 }
 
-ROPE_AND = {"learned+rotary": "learned position embeddings besides rotary ones (RoPE)"}
-
 RESNET_PHRASES: dict[str, dict[Any, str]] = {
     "spatial": {
         "local": "attention in windows of {window} pixels (SASA) with {heads} heads instead of 3x3 convolutions{start}",
@@ -119,9 +117,9 @@ def describe_differences(config: ModelConfig) -> dict[str, str]:
         phrase = PHRASES.get(name, name.replace("_", " ") + " {value}")
         phrase = phrase.get(value, "{value}") if isinstance(phrase, dict) else phrase
         phrases[name] = phrase.format(value=texts[name], **texts)
-    if "rope" in phrases and "pos_embed" in phrases:  # the phrase of `rope` names rotary positions, too
-        phrases["pos_embed"] = ROPE_AND.get(config.pos_embed, "")
-    return {name: phrase for name, phrase in phrases.items() if phrase}
+    if "rope" in phrases:  # in one phrase: "rotary positions (RoPE of DINOv3)"
+        phrases["pos_embed"] = phrases["pos_embed"].replace("RoPE", phrases.pop("rope"))
+    return phrases
 
 
 def describe_attention(config: ResNetConfig) -> dict[str, str]:
