@@ -136,6 +136,29 @@ def test_ijepa_with_a_pooler(tmp_path: Path) -> None:
     assert before.keys() == after.keys()
 
 
+@pytest.mark.parametrize("kind", ["clip", "dinov3"])
+def test_heads_that_do_not_divide_the_width(kind: str, tmp_path: Path) -> None:
+    random_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"num_heads=7 .* 48 .*--num-heads \(the file says 3\).*--head-dim"):
+        read_checkpoint(tmp_path, num_heads=7)
+
+
+@pytest.mark.parametrize("name", ["transformers", "timm"])
+def test_heads_against_the_tables_of_beit(name: str, tmp_path: Path) -> None:
+    """The error names a tensor as the file does."""
+    random_model("beit").save_pretrained(tmp_path / "theirs")
+    write_checkpoint(tmp_path / "model", read_checkpoint(tmp_path / "theirs"), name)
+    stored = load_file(tmp_path / "model/model.safetensors")
+    with pytest.raises(CheckpointError, match="3 heads, but num_heads is 4: correct --num-heads") as error:
+        read_checkpoint(tmp_path / "model", num_heads=4)
+    assert any(f" {tensor} has a column" in str(error.value) for tensor in stored)
+
+
+def test_defaults_are_those_of_a_plural(tmp_path: Path) -> None:
+    random_model("dinov3").save_pretrained(tmp_path)
+    assert any("assumed transformers' default" in note for note in read_checkpoint(tmp_path).notes)
+
+
 @pytest.mark.parametrize(("kind", "summary"), [("dinov2", "resize to 36x36, crop 32x32"), ("deit", "squash to 36x36")])
 def test_default_preprocessing_is_that_of_transformers(kind: str, summary: str, tmp_path: Path) -> None:
     classes = {"dinov2": ("Dinov2Config", "Dinov2Model"), "deit": ("DeiTConfig", "DeiTForImageClassification")}
