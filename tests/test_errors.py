@@ -135,6 +135,7 @@ NOTE_CODES = {
     "field_overridden",
     "head_replaced",
     "image_size_assumed",
+    "image_size_of_positions",
     "images_unreadable",
     "interpolation_not_kept",
     "labels_assumed",

@@ -128,6 +128,16 @@ def test_another_image_size_has_no_rest(tmp_path: Path) -> None:
         assert (preprocess.size, preprocess.trim) == (size, trim)
 
 
+def test_a_size_that_the_positions_contradict(tmp_path: Path) -> None:
+    save_theirs("vit", tmp_path, SQUASH)
+    document = json.loads((tmp_path / "config.json").read_text())
+    assert "image_size_of_positions" not in {note.code for note in read_checkpoint(tmp_path).notes}
+    (tmp_path / "config.json").write_text(json.dumps({**document, "image_size": 64}))
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.config.image_size == (16, 16)
+    assert "image_size_of_positions" in {note.code for note in checkpoint.notes}
+
+
 @pytest.mark.slow
 def test_export_with_preprocessing(tmp_path: Path) -> None:
     save_theirs("vit", tmp_path / "theirs", CROP)

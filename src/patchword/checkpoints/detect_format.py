@@ -58,6 +58,10 @@ def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
         state = from_foreign(tensors, config, family.tensor_map(config), family.name, tensor_shapes(config))
         preprocess = resolve_preprocess(family, metadata, config)
         labels, label_notes = resolve_labels(metadata, config)
+        if metadata.stated_size is not None and not fits_grid(metadata.stated_size, config):
+            size = "x".join(map(str, config.image_size))
+            text = f"the file states image_size={metadata.stated_size}, but its positions are those of {size} pixels."
+            metadata.notes.append(Note(f"{text} These are used.", "image_size_of_positions"))
     except (ConfigError, CheckpointError) as error:
         raise in_file(f"{source.path} ({family.name})", error) from None
     checkpoint = Checkpoint(config, state, preprocess, labels, family=family.name, quirks=quirks, extras=extras)
@@ -178,12 +182,18 @@ def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) ->
 
 def find_trim(stated: Any, config: ViTConfig) -> tuple[int, int]:
     """Return the pixels of a stated image size that are less than a patch, which the patch projection never sees."""
-    if stated is None:
+    if stated is None or not fits_grid(stated, config):
         return 0, 0
+    height, width = ViTConfig.cast_fields({"image_size": stated})["image_size"]
+    return height - config.image_size[0], width - config.image_size[1]
+
+
+def fits_grid(stated: Any, config: ViTConfig) -> bool:
+    """Whether a stated image size has the patches of the model, and perhaps a rest that is less than a patch."""
     sides = ViTConfig.cast_fields({"image_size": stated})["image_size"]
-    rest = tuple(side - own for side, own in zip(sides, config.image_size, strict=True))
-    fits = all(0 <= pixels < patch for pixels, patch in zip(rest, config.stride, strict=True))
-    return (rest[0], rest[1]) if fits else (0, 0)
+    return all(
+        0 <= side - own < patch for side, own, patch in zip(sides, config.image_size, config.stride, strict=True)
+    )
 
 
 def resolve_labels(metadata: Metadata, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[Note]]:

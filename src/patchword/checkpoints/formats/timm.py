@@ -146,7 +146,7 @@ class Timm(Family):
             notes=notes,
             assumed={name: why for name, why in assumed.items() if name in fields},
             architecture=architecture,
-            stated_size=arguments.get("img_size") or (size_in_name(architecture) if architecture else None),
+            stated_size=find_stated_size(source, arguments, architecture or "", fields),
         )
 
     def positions(
@@ -202,6 +202,15 @@ def find_architecture(source: Source) -> tuple[str | None, str, list[Note]]:
     name, tag = name_in_path(source.path)
     text = f"the architecture is {name}, by the name of the file; the file itself does not say."
     return name, tag, [Note(text, "architecture_by_name")] if name else []
+
+
+def find_stated_size(source: Source, arguments: Fields, architecture: str, fields: Fields) -> Any:
+    """Return the image size in config.json, else that in the name, if the positions are made for it."""
+    if "embeds.pos_embed" in source.tensors:
+        return None  # NaFlexVit resamples its positions to any size
+    own, size = ViTConfig.cast_fields({"image_size": fields["image_size"]})["image_size"], size_in_name(architecture)
+    fits = size and all(0 <= size - side < patch for side, patch in zip(own, fields["patch_size"], strict=True))
+    return arguments.get("img_size") or (size if fits else None)
 
 
 def combine(inferred: Fields, by_name: Fields, stated: Fields) -> Fields:

@@ -70,7 +70,8 @@ def check_quick_gelu(source: Source, architecture: str, tag: str) -> list[Note]:
         )
     text = (
         f"timm computes exact GELU for {architecture}, and so does this model, but the weights were trained with quick "
-        "GELU: for the outputs of the original model, give activation=quick_gelu (--activation quick_gelu)."
+        "GELU: unless they were fine-tuned in timm, give activation=quick_gelu (--activation quick_gelu) for the "
+        "outputs of the original model."
     )
     return [Note(text, "trained_with_quick_gelu")]
 
