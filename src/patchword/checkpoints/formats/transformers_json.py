@@ -61,6 +61,8 @@ def parse_preprocess(processor: Fields) -> Fields:
     fields: Fields = {
         ours: processor[theirs] for theirs, ours in names.items() if isinstance(processor.get(theirs), list)
     }
+    if processor.get("do_normalize") is False:
+        fields |= {"mean": [0.0] * 3, "std": [1.0] * 3}
     resample = processor.get("resample")
     if isinstance(resample, int) and resample in RESAMPLING:
         fields["interpolation"] = RESAMPLING[resample]

@@ -1,4 +1,4 @@
-"""Image sizes that are not a multiple of the patch: the model sees the same pixels as in the original library."""
+"""Preprocessing of the original libraries, also for image sizes that are not a multiple of the patch: the same pixels."""
 
 import json
 from dataclasses import replace
@@ -126,6 +126,13 @@ def test_another_image_size_has_no_rest(tmp_path: Path) -> None:
         preprocess = read_checkpoint(tmp_path, image_size=size).preprocess
         assert preprocess is not None
         assert (preprocess.size, preprocess.trim) == (size, trim)
+
+
+def test_a_processor_that_does_not_normalize(tmp_path: Path) -> None:
+    save_theirs("vit", tmp_path, {**SQUASH, "do_normalize": False})
+    preprocess = read_checkpoint(tmp_path).preprocess
+    assert preprocess is not None
+    assert (preprocess.mean, preprocess.std) == ((0.0,) * 3, (1.0,) * 3)
 
 
 def test_a_size_that_the_positions_contradict(tmp_path: Path) -> None:
