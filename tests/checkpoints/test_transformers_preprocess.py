@@ -1,4 +1,4 @@
-"""Preprocessing of the original libraries, also for image sizes that are not a multiple of the patch: the same pixels."""
+"""Preprocessing of the original library, also for image sizes that are no multiple of the patch: the same pixels."""
 
 import json
 from dataclasses import replace
