@@ -1,7 +1,9 @@
-"""Keep memory that a training step frees, instead of returning it to the operating system.
+"""What glibc's malloc does with the memory that a training step frees.
 
 By default glibc returns large blocks at once and gets them back page by page, each zeroed by the kernel. That takes a
-tenth of a training step on two cores, and more when several threads wait for the same lock.
+tenth of a training step on two cores, and more when several threads wait for the same lock. A sharded run gathers and
+frees the weights of every block, and what it keeps between them would fragment retained memory: ViT-B/16 in two
+processes grew to 1,564 MiB instead of 879 (of 656 that weights, gradients and optimizer hold).
 """
 
 import ctypes
@@ -10,17 +12,27 @@ import sys
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
 NEVER_TRIM, TOP_PAD, MMAP_THRESHOLD = 2**31 - 1, 2**26, 2**30
+RETURNED_SIZE = 2**20  # blocks of at least a mebibyte
 
 
-@functools.lru_cache(maxsize=1)
 def retain_freed_memory() -> None:
-    """Set glibc's malloc options, which apply to the whole process. Does nothing with another C library."""
+    """Keep the memory that is freed: faster steps."""
+    set_malloc_options(((M_MMAP_THRESHOLD, MMAP_THRESHOLD), (M_TRIM_THRESHOLD, NEVER_TRIM), (M_TOP_PAD, TOP_PAD)))
+
+
+def return_freed_memory() -> None:
+    """Return large blocks to the operating system when they are freed: the least memory."""
+    set_malloc_options(((M_MMAP_THRESHOLD, RETURNED_SIZE),))
+
+
+@functools.lru_cache(maxsize=2)
+def set_malloc_options(options: tuple[tuple[int, int], ...]) -> None:
+    """Set options of glibc's malloc, which apply to the whole process. Does nothing with another C library."""
     if not sys.platform.startswith("linux"):
         return
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return
-    mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
-    mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
-    mallopt(M_TOP_PAD, TOP_PAD)
+    for option, value in options:
+        mallopt(option, value)

@@ -31,7 +31,7 @@ from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note, Stopped, TrainingError
 from ..models import build_model, optimize_for_cpu
 from ..report import TrainingReport, write_training_report
-from .allocator import retain_freed_memory
+from .allocator import retain_freed_memory, return_freed_memory
 from .auto_resume import ResumeMode, find_run_to_resume, finished_result, is_restarted
 from .budget_clock import BudgetClock, StepClock
 from .callbacks import Callback, LogRow, RunInfo, TrainResult
@@ -243,7 +243,7 @@ class Run:
         started: float,
         now: Callable[[], float],
     ) -> None:
-        retain_freed_memory()
+        (return_freed_memory if group.shards(config) else retain_freed_memory)()
         self.run_dir, self.splits, self.group, self.started, self.now = run_dir, splits, group, started, now
         self.callbacks = callbacks if group.is_main else ()
         self.store = CheckpointStore(run_dir, config.keep_last, group if group.shards(config) else None)

@@ -1,0 +1,44 @@
+"""Beyond one machine: training in several processes, large prediction jobs on Ray, object stores, and the index.
+
+    .venv/bin/python benchmarks/scale.py MODEL IMAGES                         # all parts, alone on the machine
+    .venv/bin/python benchmarks/scale.py MODEL IMAGES --parts training index
+
+MODEL is a ViT-Ti/16, IMAGES a folder of photos. Each part replaces its own entry of results/scale.json.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import scale_index
+import scale_predict
+import scale_training
+from harness import provenance, write_result
+
+RESULT = Path(__file__).parents[1] / "results/scale.json"
+PARTS = ("training", "index", "predict", "faults")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    args = parser.parse_args()
+    measures = {
+        "training": lambda: scale_training.measure(args.kills, args.rounds),
+        "index": scale_index.measure,
+        "predict": lambda: scale_predict.measure(args.model, args.images, args.rounds),
+        "faults": lambda: scale_predict.rounds_of_faults(args.kills),
+    }
+    for part in args.parts:
+        document = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        measured = {name: document[name] for name in PARTS if name in document}
+        measured[part] = {**provenance(), **measures[part]()}
+        print(write_result("scale", {"command": "benchmarks/scale.py", **measured}))
+
+
+if __name__ == "__main__":
+    main()
