@@ -167,6 +167,10 @@ class ObjectStorage(Storage):
 
         return self._retry(request, "written", key)
 
+    def replace(self, key: str, data: bytes) -> None:
+        obstore = import_obstore(self.url)
+        self._retry(lambda: obstore.put(self._store, key, data), "written", key)
+
     def _retry(self, request: Callable[[], Result], verb: str, key: str) -> Result:
         """Repeat a request until it succeeds, cannot succeed, or takes too long."""
         obstore = import_obstore(self.url)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.io import sync
+from ..core.io import atomic_file, sync
 from ..errors import StorageError
 
 REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
@@ -92,6 +92,14 @@ class Storage:
 
         Raises:
             StorageError: It cannot be written.
+        """
+        raise NotImplementedError
+
+    def replace(self, key: str, data: bytes) -> None:
+        """Write an object, or replace it at once by another version.
+
+        Raises:
+            StorageError: It cannot be written; an existing one is unchanged.
         """
         raise NotImplementedError
 
@@ -216,6 +224,15 @@ class LocalStorage(Storage):
         except OSError as error:
             raise storage_error(error, "written", str(target)) from None
         return created
+
+    def replace(self, key: str, data: bytes) -> None:
+        target = Path(self.join(key))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(target) as temporary:
+                temporary.write_bytes(data)
+        except OSError as error:
+            raise storage_error(error, "written", str(target)) from None
 
 
 def _move_new(source: Path, target: Path) -> bool:
