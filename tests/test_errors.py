@@ -158,6 +158,8 @@ NOTE_CODES = {
     "run_unfinished",
     "samples_left_out",
     "shard_damaged",
+    "shards_not_indexed",
+    "shards_not_shuffled",
     "split_left_out",
     "temperature_not_stored",
     "text_tower_skipped",

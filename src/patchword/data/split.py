@@ -3,12 +3,15 @@
 The choice depends only on the seed and the positions of the samples, so it is the same on every machine.
 """
 
+import base64
+import zlib
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
 from .class_labels import format_names
+from .formats.indexed_shards import IndexedSource
 from .keyed_rng import keys, uniform
 from .sources import Source
 
@@ -87,8 +90,19 @@ def _choose_multi_label(targets: np.ndarray, fraction: float) -> np.ndarray:
     return np.flatnonzero(chosen)
 
 
+def describe_split(source: Source, val: np.ndarray) -> dict[str, Any]:
+    """Return the validation samples of a split as JSON, for `apply_split`: their keys, or a mask in a large source."""
+    if isinstance(source, IndexedSource):  # a bit per sample, a hundredth of the size of keys
+        mask = np.zeros(len(source), bool)
+        mask[val] = True
+        return {"val_mask": base64.b64encode(zlib.compress(np.packbits(mask).tobytes())).decode()}
+    return {"val": [source.key(int(index)) for index in val]}
+
+
 def apply_split(source: Source, saved: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Apply a saved split, which lists the keys of its validation samples; returns (training, validation) indices."""
+    """Apply a split that `describe_split` described; returns (training, validation) indices."""
+    if "val_mask" in saved:
+        return _apply_mask(len(source), saved["val_mask"])
     val_keys = saved.get("val")
     if not isinstance(val_keys, list):
         raise DataError("The saved split has no list 'val', so its validation samples are unknown.")
@@ -97,3 +111,18 @@ def apply_split(source: Source, saved: dict[str, Any]) -> tuple[np.ndarray, np.n
         raise DataError(f"Samples of the saved split are no longer in the data: {format_names(missing)}.")
     chosen = np.array(sorted(index_of[key] for key in val_keys), dtype=np.int64)
     return np.setdiff1d(np.arange(len(source)), chosen), chosen
+
+
+def _apply_mask(count: int, text: Any) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        size = (count + 7) // 8
+        unpacker = zlib.decompressobj()
+        bits = np.frombuffer(unpacker.decompress(base64.b64decode(text), size + 1), np.uint8)
+        if len(bits) != size or not unpacker.eof:
+            raise ValueError
+    except (ValueError, TypeError, zlib.error):
+        raise DataError(
+            "The mask 'val_mask' of the saved split is damaged: its validation samples are unknown."
+        ) from None
+    mask = np.unpackbits(bits, count=count).astype(bool)
+    return np.flatnonzero(~mask), np.flatnonzero(mask)

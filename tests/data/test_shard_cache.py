@@ -1,0 +1,195 @@
+"""The cache of blocks of shards: few requests, bounded, shared by processes, and intact after kills."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchword.data.shard_cache import ShardCache, read_block, remove_oldest
+from patchword.data.storage import LocalStorage
+from patchword.errors import DataError, StorageError
+
+SIZE, BLOCK = 10_000, 1024
+DATA = np.random.default_rng(0).integers(0, 256, SIZE, dtype=np.uint8).tobytes()
+
+
+class CountingStorage(LocalStorage):
+    """A directory that records which ranges are read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.ranges: list[tuple[str, int, int]] = []
+        self.lock = threading.Lock()
+
+    def read_range(self, key: str, start: int, stop: int, etag: str | None = None) -> bytes:
+        with self.lock:
+            self.ranges.append((key, start, stop))
+        return super().read_range(key, start, stop, etag)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> CountingStorage:
+    store = CountingStorage(tmp_path / "store")
+    for name in ("a.tar", "b.tar"):
+        store.create(name, DATA)
+    return store
+
+
+def make(storage: CountingStorage, max_bytes: float = 1e9, folder: Path | None = None) -> ShardCache:
+    return ShardCache(storage, max_bytes, folder or storage.root.parent / "cache", BLOCK)
+
+
+def read(cache: ShardCache, key: str, start: int, stop: int) -> bytes:
+    stored = cache.storage.head(key)
+    assert stored is not None
+    return cache.read(key, stored.etag, stored.size, start, stop)
+
+
+def used_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*/*") if path.parent.name != "locks")
+
+
+def test_any_range_is_right_and_every_block_is_requested_once(storage: CountingStorage) -> None:
+    cache = make(storage)
+    ranges = [(0, 1), (0, SIZE), (BLOCK - 1, BLOCK + 1), (BLOCK, 2 * BLOCK), (5000, 5000), (SIZE - 3, SIZE)]
+    for start, stop in [*ranges, *np.sort(np.random.default_rng(1).integers(0, SIZE + 1, (300, 2))).tolist()]:
+        assert read(cache, "a.tar", start, stop) == DATA[start:stop]
+    assert sorted(storage.ranges) == [("a.tar", i, min(SIZE, i + BLOCK)) for i in range(0, SIZE, BLOCK)]
+    again = make(CountingStorage(storage.root))  # as in another process
+    assert read(again, "a.tar", 0, SIZE) == DATA
+    assert again.storage.ranges == []  # type: ignore[attr-defined]
+
+
+def test_threads_download_a_block_once(storage: CountingStorage) -> None:
+    caches = [make(storage) for _ in range(4)]  # with locks of their own, as processes have
+    with ThreadPoolExecutor(16) as pool:
+        results = pool.map(lambda i: read(caches[i % 4], "ab"[i % 2] + ".tar", 0, SIZE), range(64))
+    assert set(results) == {DATA}
+    assert len(storage.ranges) == len(set(storage.ranges)) == 2 * 10
+
+
+def test_capacity_is_kept_and_the_least_recently_used_blocks_go(storage: CountingStorage, tmp_path: Path) -> None:
+    cache = make(storage, max_bytes=12 * BLOCK)
+    folder = tmp_path / "cache"
+    for start in range(0, SIZE, BLOCK):
+        read(cache, "a.tar", start, start + 1)
+        for path in folder.glob("*/00000[01]"):  # these stay in use
+            os.utime(path)
+        assert used_bytes(folder) <= 12 * BLOCK
+    for start in range(0, SIZE, BLOCK):
+        read(cache, "b.tar", start, start + 1)
+        for path in folder.glob("*/00000[01]"):
+            os.utime(path)
+        assert used_bytes(folder) <= 12 * BLOCK
+    storage.ranges.clear()
+    assert read(cache, "a.tar", 0, 2 * BLOCK) == DATA[: 2 * BLOCK]
+    assert storage.ranges == []
+    assert read(cache, "a.tar", 5 * BLOCK, 6 * BLOCK) == DATA[5 * BLOCK : 6 * BLOCK]
+    assert len(storage.ranges) == 1
+
+
+def test_changed_shard_is_never_mixed_with_the_old_one(storage: CountingStorage) -> None:
+    cache = make(storage)
+    old = storage.head("a.tar")
+    assert old is not None
+    assert cache.read("a.tar", old.etag, old.size, 0, 10) == DATA[:10]
+    storage.replace("a.tar", DATA[::-1])
+    with pytest.raises(StorageError) as error:
+        cache.read("a.tar", old.etag, old.size, BLOCK, BLOCK + 10)
+    assert error.value.code == "object_changed"
+    assert read(cache, "a.tar", 0, 10) == DATA[::-1][:10]
+
+
+def test_incomplete_block_is_downloaded_again(storage: CountingStorage, tmp_path: Path) -> None:
+    """As after a power failure; a kill leaves none, because blocks are renamed."""
+    cache = make(storage)
+    read(cache, "a.tar", 0, SIZE)
+    for path in sorted((tmp_path / "cache").glob("*/00*")):
+        path.write_bytes(path.read_bytes()[: int(path.name)])
+    assert read(cache, "a.tar", 0, SIZE) == DATA
+    assert len(storage.ranges) == 20
+
+
+def test_leftovers_of_killed_processes_are_removed(storage: CountingStorage, tmp_path: Path) -> None:
+    cache = make(storage)
+    read(cache, "a.tar", 0, 1)
+    folder = next((tmp_path / "cache").glob("*/000000")).parent
+    old, new = folder / ".000001.aa.part", folder / ".000002.bb.part"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    remove_oldest(tmp_path / "cache", 1e9)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_unwritable_cache_does_not_stop_a_run(
+    storage: CountingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = make(storage)
+    folder = tmp_path / "cache"
+    stored = storage.head("a.tar")
+    assert stored is not None
+    read(cache, "a.tar", 0, 1)
+    blocks = next(folder.glob("*/000000")).parent
+    for path in blocks.iterdir():
+        path.unlink()
+    blocks.rmdir()
+    blocks.write_text("a file where the directory of the blocks should be")
+    for start in range(0, 3 * BLOCK, BLOCK):
+        assert cache.read("a.tar", stored.etag, stored.size, start, start + 5) == DATA[start : start + 5]
+    assert capsys.readouterr().err.count("without a cache") == 1
+    with pytest.raises(DataError, match="PATCHWORD_CACHE"):
+        make(storage, folder=blocks / "below a file")
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from patchword.data.shard_cache import ShardCache
+from patchword.data.storage import LocalStorage
+storage = LocalStorage(Path(sys.argv[1]))
+cache = ShardCache(storage, 300_000, Path(sys.argv[2]), 65_536)
+stored = storage.head("large.tar")
+print("ready", flush=True)
+while True:
+    for start in range(0, stored.size, 50_000):
+        cache.read("large.tar", stored.etag, stored.size, start, min(stored.size, start + 50_000))
+"""
+
+
+def test_sigkill_leaves_only_complete_blocks(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 2_000_000, dtype=np.uint8).tobytes()
+    storage = LocalStorage(tmp_path / "store")
+    storage.create("large.tar", data)
+    stored = storage.head("large.tar")
+    assert stored is not None
+    folder = tmp_path / "cache"
+    for pause in (0.0, 0.003, 0.01, 0.02, 0.03):
+        command = [sys.executable, "-c", CHILD, str(storage.root), str(folder)]
+        children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+        time.sleep(pause)  # of no consequence for the outcome; it only varies where the kill hits
+        for child in children:
+            child.send_signal(signal.SIGKILL)
+            child.communicate()
+        for path in folder.glob("*/0*"):
+            if path.parent.name != "locks":
+                start = int(path.name) * 65_536
+                assert path.read_bytes() == data[start : start + 65_536]
+    cache = ShardCache(storage, 300_000, folder, 65_536)
+    assert cache.read("large.tar", stored.etag, stored.size, 0, stored.size) == data  # no lock is left, either
+    assert used_bytes(folder) <= 300_000
+
+
+def test_missing_block(tmp_path: Path) -> None:
+    assert read_block(tmp_path / "none", 10, 0, 5) is None
