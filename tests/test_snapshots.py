@@ -19,6 +19,7 @@ import patchword as pw
 from helpers import snapshots
 from helpers.runs import rows, write_recipe
 from helpers.snapshots import check_arrays, check_exact, check_openapi, check_rows, check_schema, schema_of
+from helpers.tar_shards import write_shards
 from patchword.cli import main as cli
 from patchword.config import (
     AugmentConfig,
@@ -336,6 +337,12 @@ def test_embed_json(command: Any, photos: Path, tmp_path: Path) -> None:
     arguments = ("--out", tmp_path / "features.npz", "--json")
     found = command("embed", "patchword:cifar10", photos / "cat/0.png", tmp_path / "broken.png", *arguments, code=3)
     check_schema("embed", found)
+
+
+def test_index_json(command: Any, tmp_path: Path) -> None:
+    write_shards(tmp_path, {"train-0": 4, "val-0": 2})
+    (tmp_path / "train-1.tar").write_bytes(b"damaged" * 100)
+    check_schema("index", command("index", tmp_path, "--json", code=3), data_keys=("splits",))
 
 
 def test_models_json(command: Any) -> None:
