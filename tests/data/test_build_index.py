@@ -143,6 +143,19 @@ def test_damaged_shards_are_reported_and_used_up_to_the_damage(folder: Path) -> 
     assert "compressed" in report.notes[2]
 
 
+def test_shards_that_are_sorted_by_class_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        members = samples(0, 20, classes=1)
+        members |= {name: f"class {number}" for name in members if name.endswith(".cls")}
+        write_tar(tmp_path / f"{number}.tar", members)
+    assert run_in_process(capsys, "index", tmp_path).returncode == 0
+    assert [note.code for note in resolve_dataset(str(tmp_path)).notes] == ["shards_not_shuffled"]
+    write_tar(tmp_path / "3.tar", samples(0, 20))
+    write_tar(tmp_path / "4.tar", samples(20, 40))
+    write_tar(tmp_path / "5.tar", samples(20, 40))
+    assert not build_index(str(tmp_path), overwrite=True).notes
+
+
 # ---- an index is never stale
 
 

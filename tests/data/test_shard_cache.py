@@ -67,6 +67,46 @@ def test_any_range_is_right_and_every_block_is_requested_once(storage: CountingS
     assert again.storage.ranges == []  # type: ignore[attr-defined]
 
 
+def test_blocks_ahead_are_downloaded_in_the_background(storage: CountingStorage, tmp_path: Path) -> None:
+    cache = make(storage)
+    read(cache, "a.tar", 0, 1)  # one image is not a sequence
+    assert len(list((tmp_path / "cache").glob("*/000000"))) == 1
+    read(cache, "a.tar", 1, 2)
+    end = time.monotonic() + 60  # only a guard against hanging
+    while not list((tmp_path / "cache").glob("*/000009")) and time.monotonic() < end:
+        time.sleep(0.001)
+    read(cache, "a.tar", 0, SIZE)
+    assert sorted(storage.ranges) == [("a.tar", i, min(SIZE, i + BLOCK)) for i in range(0, SIZE, BLOCK)]
+    small = make(storage, max_bytes=100 * BLOCK, folder=tmp_path / "small")  # nothing needed is removed for it
+    for start in range(100):
+        read(small, "b.tar", start, start + 1)
+    assert [key for key, _, _ in storage.ranges].count("b.tar") == 1
+
+
+def test_background_work_does_not_keep_a_program_from_ending() -> None:
+    script = """
+import threading, time
+from patchword.data.background import BackgroundTasks
+tasks = BackgroundTasks(2)
+started = threading.Event()
+for _ in range(100_000):
+    tasks.submit(lambda: (started.set(), time.sleep(0.05)))
+started.wait()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)  # all of it would take 40 minutes
+
+
+def test_errors_in_the_background_are_left_to_the_reader(storage: CountingStorage) -> None:
+    cache = make(storage)
+    stored = storage.head("a.tar")
+    assert stored is not None
+    cache.read("a.tar", stored.etag, stored.size, 0, 1)
+    os.utime(storage.root / "a.tar", ns=(1, 1))
+    assert cache.read("a.tar", stored.etag, stored.size, 1, 2) == DATA[1:2]
+    with pytest.raises(StorageError):
+        cache.read("a.tar", stored.etag, stored.size, 5 * BLOCK, 5 * BLOCK + 1)
+
+
 def test_threads_download_a_block_once(storage: CountingStorage) -> None:
     caches = [make(storage) for _ in range(4)]  # with locks of their own, as processes have
     with ThreadPoolExecutor(16) as pool:

@@ -35,6 +35,7 @@ READ_BYTES = 8 * 2**20  # per request
 NUM_THREADS = 8  # shards that are read at the same time: requests wait for the network most of the time
 _SPLIT_ORDER = ("train", "val", "test", "")
 _MAX_IMAGE_BYTES = 2**32 - 1
+_MIN_SHARD = 16  # samples; in a smaller shard, a single class can be chance
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def build_index(reference: str, *, overwrite: bool = False) -> IndexReport:
         detail = f" {notes[-1]}" if notes else ""
         names = format_names(shard.name for shard in indexed)
         raise DataError(f"There are no labeled images in {names}: each sample needs KEY.jpg and KEY.cls.{detail}")
+    notes += _check_shuffled(columns)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, INDEX_FILE)
         write_index(path, indexed, columns, notes)
@@ -139,6 +141,19 @@ def _scan(storage: Storage, shards: list[StoredObject]) -> tuple[list[ShardRows]
     finally:
         pool.shutdown(cancel_futures=True)
     return columns, indexed, notes
+
+
+def _check_shuffled(columns: list[ShardRows]) -> list[Note]:
+    """Return a note if the shards are sorted by class: the lanes of a batch would have one class each."""
+    large = [rows for rows in columns if len(rows.offsets) >= _MIN_SHARD]
+    sorted_shards = [rows for rows in large if len(rows.label_sets) == 1]
+    if len({rows.label_sets[0] for rows in sorted_shards}) < 2 or 2 * len(sorted_shards) <= len(large):
+        return []
+    text = (
+        f"{len(sorted_shards)} of {len(columns)} shards have images of one class only. Shards are read from front to "
+        f"back, so batches would have few classes: write the shards with their images in random order."
+    )
+    return [Note(text, "shards_not_shuffled")]
 
 
 def _scan_one(storage: Storage, shard: StoredObject) -> tuple[ShardRows, list[Note]]:

@@ -6,20 +6,26 @@ version of a shard (its ETag), so that a changed shard is never mixed with the o
 """
 
 import contextlib
+import functools
 import os
 import secrets
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import filelock
 
 from ..core.io import cache_dir, digest, wrap_cache_errors
 from ..core.text import print_stderr
+from .background import BackgroundTasks
 from .storage import Storage
 
 BLOCK_BYTES = 8 * 2**20  # one request of `data.object_storage`
+READAHEAD = 16  # blocks of a shard that are downloaded ahead: more than a window of 1,024 images of 110 kB
+_READAHEAD_FRACTION = 1 / 128  # of the capacity, at most, for the blocks ahead of one position
+_READAHEAD_THREADS = 4
 NUM_LOCKS = 64  # blocks that can be downloaded at the same time by all processes of a machine
 _LEFTOVER_SECONDS = 3600.0  # after which a temporary file belongs to a process that was killed
 _TOUCH_SECONDS = 60.0  # how exact the time of the last use is
@@ -49,6 +55,9 @@ class ShardCache:
         with wrap_cache_errors(self.folder):
             (self.folder / "locks").mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._tasks = BackgroundTasks(_READAHEAD_THREADS)
+        self._readahead = min(READAHEAD, int(max_bytes * _READAHEAD_FRACTION / block_bytes))
+        self._last_ahead: dict[Path, int] = {}  # the last block of each shard that is or will be downloaded ahead
         self._unchecked = max_bytes  # bytes written since the last check; none was made yet
         self._warned = False
 
@@ -66,24 +75,46 @@ class ShardCache:
             StorageError: It cannot be read, or is another version (code "object_changed").
         """
         folder = self.folder / digest(self.storage.url, key, etag, size, self.block_bytes)[:32]
-        pieces = []
-        for block in range(start // self.block_bytes, -(-stop // self.block_bytes)):
-            first = block * self.block_bytes
-            last = min(size, first + self.block_bytes)
-            path, wanted = folder / f"{block:06d}", (max(start, first) - first, min(stop, last) - first)
-            data = read_block(path, last - first, *wanted)
-            if data is None:
-                data = self._download(path, key, etag, first, last)[slice(*wanted)]
-            pieces.append(data)
+        shard = _Shard(folder, key, etag, size)
+        blocks = range(start // self.block_bytes, -(-stop // self.block_bytes))
+        pieces = [self._read_block(shard, block, start, stop) for block in blocks]
         return b"".join(pieces)
 
-    def _download(self, path: Path, key: str, etag: str, start: int, stop: int) -> bytes:
-        """Download a block, and return it; other processes that need it wait for it."""
+    def _read_block(self, shard: "_Shard", block: int, start: int, stop: int) -> bytes:
+        """Return the bytes of a block that are between two positions of the shard."""
+        first, last = self._range_of(shard, block)
+        wanted = slice(max(start, first) - first, min(stop, last) - first)
+        data = read_block(shard.path(block), last - first, wanted.start, wanted.stop)
+        self._schedule(shard, block, is_missing=data is None)
+        return self._download(shard, block)[wanted] if data is None else data
+
+    def _range_of(self, shard: "_Shard", block: int) -> tuple[int, int]:
+        return block * self.block_bytes, min(shard.size, (block + 1) * self.block_bytes)
+
+    def _schedule(self, shard: "_Shard", block: int, *, is_missing: bool) -> None:
+        """Download the blocks after this one in the background, if the shard is being read from front to back."""
+        with self._lock:
+            ahead = self._last_ahead.setdefault(shard.folder, -1)
+            if ahead < 0:  # a single image, as in the check that images can be read, is not the start of a sequence
+                self._last_ahead[shard.folder] = block
+                return
+            first = block + 1 if is_missing else max(block, ahead) + 1
+            last = min(-(-shard.size // self.block_bytes), block + 1 + self._readahead)
+            if first >= last:
+                return
+            self._last_ahead[shard.folder] = last - 1
+        for number in range(first, last):
+            if not shard.path(number).exists():
+                self._tasks.submit(functools.partial(self._download, shard, number))
+
+    def _download(self, shard: "_Shard", block: int) -> bytes:
+        """Download a block, and return it; other threads and processes that need it wait for it."""
+        path, (start, stop) = shard.path(block), self._range_of(shard, block)
         number = int(digest(path.parent.name, path.name)[:8], 16) % NUM_LOCKS
         with self._locked(str(number)):
             if (data := read_block(path, stop - start, 0, stop - start)) is not None:
                 return data
-            data = self.storage.read_range(key, start, stop, etag)
+            data = self.storage.read_range(shard.key, start, stop, shard.etag)
             self._write(path, data)
         with self._lock:
             self._unchecked += len(data)
@@ -121,6 +152,18 @@ class ShardCache:
                 self._warned = True
                 reason = error.strerror or error
                 print_stderr(f"note: {self.folder} cannot be written ({reason}): shards are read without a cache.")
+
+
+class _Shard(NamedTuple):
+    """One version of a shard, and the directory of its blocks."""
+
+    folder: Path
+    key: str
+    etag: str
+    size: int
+
+    def path(self, block: int) -> Path:
+        return self.folder / f"{block:06d}"
 
 
 def read_block(path: Path, length: int, start: int, stop: int) -> bytes | None:

@@ -76,6 +76,7 @@ class Source:
 
         Raises:
             ImageError: The image cannot be read.
+            StorageError: The object store cannot be read, or the data have changed: this stops a run.
         """
         raise NotImplementedError
 

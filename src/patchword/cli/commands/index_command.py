@@ -38,4 +38,5 @@ def index(shards: Annotated[str, positional("SHARDS")], overwrite: Flag = False,
             "notes": [note.to_json() for note in report.notes],
         }
         print_json(document)
-    return EXIT_UNREADABLE if report.notes else 0
+    is_incomplete = any(note.code in ("shard_damaged", "samples_left_out") for note in report.notes)
+    return EXIT_UNREADABLE if is_incomplete else 0
