@@ -1,6 +1,7 @@
 """Training from a real S3-compatible server: the same bits as from disk, few requests, and sentences for mistakes."""
 
 import shutil
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 
 from helpers.command import run_in_process
 from helpers.object_server import BUCKET, ObjectServer, environment, faulty, serve_objects
+from helpers.runs import final_state, shared_fork_server, signal_env, start_or_resume, write_recipe
 from helpers.tar_shards import contents, samples, write_shards, write_tar
 from patchword.config import AugmentConfig, Config, DataConfig, ViTConfig
 from patchword.data.build_index import build_index
@@ -96,6 +98,24 @@ def test_training_is_bit_identical_to_training_from_disk(
     assert weights[0] == weights[1]
     cached = list((tmp_path / "cache/shards").glob("*/0*")) if shard_cache_gib else []
     assert bool(cached) == bool(shard_cache_gib)
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_bit_identically(url: str, server: ObjectServer, tmp_path: Path) -> None:
+    """With a validation set that is split off, in the middle of shards and windows, and with an empty cache."""
+    build_index(url)
+    recipe = write_recipe(tmp_path / "recipe.py", config(f"{url}/train-*.tar").replace(steps=20, save_every=0))
+    variables = environment(server.endpoint) | {"PATCHWORD_CACHE": str(tmp_path / "cache")}
+    child = shared_fork_server().start("train", recipe, "--out", tmp_path / "whole", **variables)
+    assert child.wait() == 0, child.output()
+    run = tmp_path / "run"
+    for point in (3, "save", 9, 16):
+        child = start_or_resume(shared_fork_server(), recipe, run, **variables, **signal_env(point))
+        assert child.wait() == -signal.SIGKILL, child.output()
+        shutil.rmtree(tmp_path / "cache")
+    child = start_or_resume(shared_fork_server(), recipe, run, **variables)
+    assert child.wait() == 0, child.output()
+    assert final_state(run, 20) == final_state(tmp_path / "whole", 20)
 
 
 def test_every_block_is_requested_once_in_an_epoch(
