@@ -242,6 +242,12 @@ def test_fingerprint_depends_on_content_alone(folder: Path, tmp_path: Path) -> N
     write_tar(moved / "test-000.tar", samples(100, 104))  # of another split
     build_index(str(moved), overwrite=True)
     assert fingerprint(train_source(moved)) == first
+    val = resolve_dataset(str(folder)).splits["val"].subset(np.arange(3))
+    (moved / "train-001.tar").unlink()  # also for a subset, whose rows are numbered otherwise then
+    build_index(str(moved), overwrite=True)
+    assert fingerprint(resolve_dataset(str(moved)).splits["val"].subset(np.arange(3))) == fingerprint(val)
+    shutil.copy(folder / "train-001.tar", moved / "train-001.tar")
+    build_index(str(moved), overwrite=True)
     source = train_source(moved)
     digests = {
         fingerprint(each)
@@ -251,9 +257,11 @@ def test_fingerprint_depends_on_content_alone(folder: Path, tmp_path: Path) -> N
             source.subset(np.arange(20)[::-1]),
             source.subset(np.arange(1, 20)),
             source.subset(np.zeros(20, np.int64)),
+            source.subset(np.array([0, 1, 2])),
+            source.subset(np.array([3, 4, 5])),  # with the same targets
         )
     }
-    assert len(digests) == 5
+    assert len(digests) == 7
     write_tar(moved / "train-001.tar", samples(9, 13) | {"00010.cls": "class 0"})
     build_index(str(moved), overwrite=True)
     assert fingerprint(train_source(moved)) not in digests

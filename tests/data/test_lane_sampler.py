@@ -58,6 +58,15 @@ def test_epochs_and_seeds_have_different_orders() -> None:
     assert make(sizes, seed=1).epoch_order(1).tolist() == orders[3]
 
 
+def test_shards_are_shuffled_in_every_epoch() -> None:
+    for seed in range(2):
+        sampler = make([1] * 200, batch_size=1, lanes=1, window=1, seed=seed)  # each shard is one sample
+        orders = [sampler.epoch_order(epoch) for epoch in range(2)]
+        assert (orders[0] != orders[1]).mean() > 0.9
+        for order in orders:
+            assert abs(np.corrcoef(order, np.arange(200))[0, 1]) < 0.3
+
+
 def test_a_process_reads_each_of_its_shards_from_front_to_back() -> None:
     """With a window of one sample, offsets in a shard only grow; at most one shard per lane is split."""
     sizes, world = [100] * 40, 4
