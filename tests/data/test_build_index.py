@@ -380,6 +380,10 @@ def test_nothing_to_index(
     assert message in done.stderr
     assert not (tmp_path / INDEX_FILE).exists()
     assert run_in_process(capsys, "index", tmp_path / "missing").returncode == 2
+    for name in ("x.tar", "x-{0..3}.tar", "x*"):
+        done = run_in_process(capsys, "index", tmp_path / name)
+        assert done.returncode == 2
+        assert done.stderr.endswith(f"patchword index {tmp_path}\n")
 
 
 def test_without_pyarrow(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from ..errors import DataError, Note, OutputError
 from .class_labels import format_names
 from .formats.indexed_shards import open_index_file
 from .formats.webdataset import ShardSample, scan_shard, select_complete
+from .name_patterns import split_pattern
 from .shard_index import (
     INDEX_FILE,
     IndexedShard,
@@ -82,6 +83,9 @@ def build_index(reference: str, *, overwrite: bool = False) -> IndexReport:
         StorageError: The folder or the store cannot be read or written.
     """
     import_pyarrow("Writing an index")  # before hours of reading
+    folder, pattern = split_pattern(reference)
+    if pattern:
+        raise DataError(f"{reference} names single shards. Index all shards of the folder: patchword index {folder}")
     storage = open_storage(reference)
     found = list(storage.list())
     shards = sorted((each for each in found if is_shard(each.key)), key=_order_of)

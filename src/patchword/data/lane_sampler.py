@@ -19,8 +19,6 @@ from .keyed_rng import bits, keys, permutation
 from .sampler import BalancedSampler, ShuffledSampler
 from .sources import Source
 
-_LAST = np.uint64(2**64 - 1)  # sorts the padding of a window to its end
-
 
 class LaneSampler(ShuffledSampler):
     """Every sample once per epoch, from a fixed number of lanes that each read one shard after the other.
@@ -50,6 +48,7 @@ class LaneSampler(ShuffledSampler):
         self.batch_size, self.window, self.order = batch_size, window, order
         self.num_lanes = max(n for n in range(1, min(lanes, batch_size) + 1) if batch_size % n == 0)
         self.per_lane = batch_size // self.num_lanes  # samples of each lane in a batch
+        self._cached_window = functools.lru_cache(maxsize=4 * self.num_lanes)(self._window_order)
         self._cached_shards = functools.lru_cache(maxsize=4)(self._shuffled_shards)
 
     def epoch_order(self, epoch: int) -> np.ndarray:
@@ -81,13 +80,14 @@ class LaneSampler(ShuffledSampler):
         first = cuts[lanes] + np.maximum(numbers * self.window - shifts, 0)
         last = np.minimum(cuts[lanes] + (numbers + 1) * self.window - shifts, cuts[lanes + 1])
         starts, examples, rows = np.unique(first, return_index=True, return_inverse=True)
-        stops = last[examples]
-        width = int((stops - starts).max(initial=0))
-        sequence = starts[:, None] + np.arange(width)
-        random = bits(keys(self.seed, epoch, sequence.ravel()), "window")[:, 0].reshape(sequence.shape)
-        random[sequence >= stops[:, None]] = _LAST
-        order = np.argsort(random, axis=1, kind="stable")
-        return first + order[rows, cuts[lanes] + places - first]
+        orders = [self._cached_window(epoch, *window) for window in zip(starts, last[examples], strict=True)]
+        begins = np.cumsum([0, *map(len, orders)])  # of each window in their concatenation
+        shuffled: np.ndarray = first + np.concatenate(orders)[begins[rows] + cuts[lanes] + places - first]
+        return shuffled
+
+    def _window_order(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """Return the random order of the samples of a window, which are at some places of the sequence."""
+        return np.argsort(bits(keys(self.seed, epoch, np.arange(start, stop)), "window")[:, 0], kind="stable")
 
     def _locate(self, epoch: int, sequence: np.ndarray) -> np.ndarray:
         """Convert places in the sequence of an epoch's shards to indices of samples."""
