@@ -42,8 +42,8 @@ start = time.perf_counter()
 sampler(10**9, 10**9 + 4096)
 batch = time.perf_counter() - start
 start = time.perf_counter()
-for first in range(0, len(splits.train), 2**20):  # an epoch, as all processes together compute it
-    sampler(first, min(first + 2**20, len(splits.train)))
+for first in range(0, len(splits.train), 2**17):  # an epoch, as all processes together compute it
+    sampler(first, min(first + 2**17, len(splits.train)))
 epoch, last = time.perf_counter() - start, memory()
 result = {"train_images": len(splits.train), "open_seconds": opened, "batch_order_seconds": batch,
           "epoch_order_seconds": epoch}

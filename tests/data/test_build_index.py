@@ -91,7 +91,7 @@ def test_ugly_names_and_labels(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         label = '{"label": "\\ud800 <b>"}' if number == 0 else json.dumps({"label": f"c,\n{number % 2}"})
         members |= {name: encode_image(number), name.replace(".png", ".json"): label}
-    folder = tmp_path / "it's ünïcode #%20"
+    folder = tmp_path / "it's ünïcode #%20 [1] {0..1}*.tar"
     write_tar(folder / "x y.tar", members)
     before = resolve_dataset(str(folder)).splits["train"]
     build_index(str(folder))

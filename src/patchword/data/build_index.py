@@ -84,7 +84,7 @@ def build_index(reference: str, *, overwrite: bool = False) -> IndexReport:
     """
     import_pyarrow("Writing an index")  # before hours of reading
     folder, pattern = split_pattern(reference)
-    if pattern:
+    if pattern and not Path(reference).is_dir():
         raise DataError(f"{reference} names single shards. Index all shards of the folder: patchword index {folder}")
     storage = open_storage(reference)
     found = list(storage.list())

@@ -210,7 +210,7 @@ def resolve_dataset(
         url, pattern = split_pattern(reference)
         return open_indexed(url, multi_label, shard_cache_gib, pattern)
     path = Path(reference).expanduser()
-    folder, pattern = split_pattern(str(path))
+    folder, pattern = (str(path), "") if path.is_dir() else split_pattern(path.as_posix())
     if is_index(Path(folder, INDEX_FILE)) and not is_saved_dataset(Path(folder)):
         return open_indexed(str(Path(folder).absolute()), multi_label, pattern=pattern)
     if path.is_dir():
