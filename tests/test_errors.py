@@ -61,10 +61,18 @@ CLASS_CODES = {
     "ImageError": "unreadable_image",
     "DownloadError": "unreachable",
     "OutputError": "cannot_write",
+    "StorageError": "storage_failed",
     "HubError": "hub_failed",
     "TrainingError": "training_failed",
 }
 RAISED_CODES = {
+    "access_denied",
+    "invalid_key",
+    "invalid_reference",
+    "object_changed",
+    "object_not_found",
+    "out_of_range",
+    "storage_unreachable",
     "invalid_arguments",
     "missing_argument",
     "unknown_command",
