@@ -252,9 +252,8 @@ def read_errors(manifest: Manifest, number: int) -> list[dict[str, str]]:
         groups = [part.metadata.row_group(i).column(position) for i in range(part.metadata.num_row_groups)]
         if all(group.statistics is not None and group.statistics.null_count == group.num_values for group in groups):
             return []
-        table = part.read(columns=["path", "error", "code"])
-    rows: list[dict[str, str]] = table.filter(pa.compute.is_valid(table["code"])).to_pylist()
-    return rows
+        rows = part.read(columns=["path", "error", "code"]).to_pylist()
+    return [row for row in rows if row["code"] is not None]
 
 
 def write_success(manifest: Manifest, summary: dict[str, Any]) -> None:
