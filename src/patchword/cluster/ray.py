@@ -5,14 +5,15 @@ parts are only created, never changed (`inference.prediction_parts`), so a chunk
 Only numbers of chunks go through Ray's object store, and the weights once; workers read images and write parts.
 """
 
+import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ..checkpoints import Checkpoint
@@ -227,7 +228,7 @@ class _Report:
         self.images, self.sent = 0, time.monotonic()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _connect(address: str) -> Iterator[None]:
     """Connect to a cluster, or start a Ray on this machine, without dashboard and usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -251,6 +252,7 @@ def _connect(address: str) -> Iterator[None]:
         ) from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints the deaths of raylets to standard output
+            yield
     finally:
         ray.shutdown()

@@ -59,6 +59,8 @@ class EntryReader:
             if error.code == "access_denied" and is_remote(self._locate(entry)[0].url):
                 self.denied = self.denied or error
             raise ImageError(f"{error}", code=error.code) from error
+        except ImageError:
+            raise
         except DataError as error:
             raise ImageError(f"{error}", code="image_damaged") from error
         self._readable = entry
