@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,11 +115,13 @@ def test_a_stopped_driver_says_how_to_continue(cluster: Any, tmp_path: Path) -> 
 def test_no_cluster_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_photos(tmp_path / "photos", 1)
     words = ("predict", MODEL, tmp_path / "photos", "--out", tmp_path / "out", "--ray")
-    refused = run_in_process(capsys, *words, "auto" if "RAY_ADDRESS" not in os.environ else "127.0.0.1:1")
-    assert refused.returncode == 2
-    assert "--ray" in refused.stderr
+    for address in ("127.0.0.1:1", "nonsense", "nowhere.invalid:6379"):
+        refused = run_in_process(capsys, *words, address)
+        assert refused.returncode == 2
+        assert f"--ray {address}: there is no Ray cluster" in refused.stderr
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "ray", None)
+        patch.setitem(sys.modules, "ray.data", None)
         refused = run_in_process(capsys, *words, "auto")
     assert refused.returncode == 2
-    assert "cluster" in refused.stderr
+    assert "--ray needs the package ray: " in refused.stderr
+    assert not (tmp_path / "out").exists()

@@ -403,3 +403,18 @@ def test_pyarrow_missing_is_one_sentence(photos: Path, tmp_path: Path, monkeypat
 def test_predictions_of_a_named_dataset_are_for_the_table(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--csv"):
         open_job(make_request("digits", tmp_path / "out"))
+
+
+def test_small_jobs_take_shards_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shards").mkdir()
+    write_tar(tmp_path / "shards/0.tar", {f"{i}.png": photo(i) for i in range(3)})
+    pq.write_table(pa.table({"image": [photo(0), photo(1)]}), tmp_path / "b.parquet")
+    inputs = (tmp_path / "shards", tmp_path / "shards/0.tar", tmp_path / "b.parquet")
+    done = run_in_process(capsys, "predict", MODEL, *inputs, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["path"].removeprefix(f"{tmp_path}/") for row in rows] == [
+        *[f"shards/0.tar:{i}.png" for i in range(3)] * 2,
+        *[f"b.parquet row {i}" for i in range(2)],
+    ]
+    assert rows[0]["predictions"] == rows[3]["predictions"] == rows[6]["predictions"]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from helpers.command import run
+from helpers.command import run, run_in_process
 from helpers.object_server import BUCKET, FaultProxy, ObjectServer, environment, faulty, serve_objects
 from helpers.prediction_jobs import (
     CHUNK_SIZE,
@@ -138,6 +138,21 @@ def test_an_object_that_changes_is_never_predicted(
     assert finish_job(job)["error_codes"] == {"object_changed": 4}
 
 
+def test_neighbors_in_a_tar_are_one_request(
+    server: ObjectServer, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar(tmp_path / "a.tar", {f"{i:03}.png": photo(i) for i in range(40)})
+    server.put(f"{tmp_path.name}/a.tar", (tmp_path / "a.tar").read_bytes())
+    with faulty(server) as proxy:
+        connect(monkeypatch, proxy.endpoint)
+        job = open_job(make_request(f"{prefix}/a.tar", tmp_path / "out", chunk_size=40))
+        assert len(proxy.log) < 10  # the headers of small members come in blocks
+        before = len(proxy.log)
+        run_here(job)
+        assert len(proxy.log) - before == 3  # 16 images each
+    assert finish_job(job)["errors"] == 0
+
+
 def test_expired_credentials_are_not_unreadable_images(
     server: ObjectServer, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,3 +203,16 @@ def run_until_dead(command: list[str], proxy: FaultProxy, variables: dict[str, s
     assert process.returncode == 2, stderr
     assert "Traceback" not in stderr
     return stderr
+
+
+def test_small_jobs_take_urls(
+    server: ObjectServer, prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect(monkeypatch, server.endpoint)
+    photos = f"s3://{BUCKET}/photos"
+    done = run_in_process(capsys, "predict", MODEL, f"{photos}/", f"{photos}/0/000.png", "--json")
+    assert done.returncode == 3, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["path"] for row in rows] == [f"{photos}/{key}" for key in sorted(PHOTOS)] + [f"{photos}/0/000.png"]
+    assert rows[0]["predictions"] == rows[-1]["predictions"]
+    assert run_in_process(capsys, "predict", MODEL, f"{prefix}/nothing/").returncode == 2

@@ -29,6 +29,12 @@ def run_large_job(request: "JobRequest", ray: str | None, json: bool) -> int:
     from ..inference.prediction_job import finish_job, open_job, run_locally
 
     start = time.monotonic()
+    run = run_locally
+    if ray is not None:
+        from ..cluster.ray import check_address, run_on_ray
+
+        check_address(ray)
+        run = partial(run_on_ray, ray)
     with working("listing the images"):
         job = open_job(request)
     print_notes(job.notes)
@@ -36,11 +42,6 @@ def run_large_job(request: "JobRequest", ray: str | None, json: bool) -> int:
     if job.was_started:
         print_stderr(f"{len(job.done):,} of {pluralize(job.manifest.num_chunks, 'part')} are complete already")
     if pending:
-        run = run_locally
-        if ray is not None:
-            from ..cluster.ray import run_on_ray
-
-            run = partial(run_on_ray, ray)
         title = "predicting" if request.task == "predict" else "embedding"
         with rate_progress(title, job.manifest.num_images, job.num_done) as add:
             run(job, add)

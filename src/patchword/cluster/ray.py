@@ -8,6 +8,7 @@ Only numbers of chunks go through Ray's object store, and the weights once; work
 import contextlib
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -33,19 +34,47 @@ OBJECT_STORE_BYTES = 150 * 2**20  # of a Ray on this machine: it holds numbers, 
 MAX_TASK_RETRIES = 12
 MAX_BLOCKS = 10_000  # tasks of one job; beyond, a task computes several chunks
 SECONDS_PER_POLL = 0.5
-LOCAL_ADDRESS = "local"  # starts a Ray on this machine
+CONNECT_TIMEOUT = 5.0
+AUTO_ADDRESS, LOCAL_ADDRESS = "auto", "local"  # starts a Ray on this machine
+
+
+def check_address(address: str) -> None:
+    """Check that Ray is installed and that something listens, before anything is listed: `ray.init` tries for minutes.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster (code "ray_unreachable").
+    """
+    try:
+        import ray.data  # noqa: F401
+    except ImportError:
+        raise ConfigError(f"--ray needs the package ray: {how_to_install('cluster')}.") from None
+    if address in (LOCAL_ADDRESS, AUTO_ADDRESS):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _no_cluster(address, error) from None
+
+
+def _no_cluster(address: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"--ray {address}: there is no Ray cluster ({one_line(error)}). Start one (ray start --head), or use --ray "
+        f"{LOCAL_ADDRESS}.",
+        code="ray_unreachable",
+    )
 
 
 def run_on_ray(address: str, job: Job, on_progress: Callable[[int], object]) -> None:
     """Compute the missing chunks of a job on Ray; a runner of `inference.prediction_job`.
 
     Args:
-        address: "auto" for the cluster of this machine, "local" to start Ray here, or HOST:PORT, ray://HOST:PORT.
+        address: "auto" for the cluster of this machine, "local" to start Ray here, or HOST:PORT.
         job: The job.
         on_progress: Called with the number of images that were computed since its last call.
 
     Raises:
-        ConfigError: Ray is not installed, or there is no cluster (code "ray_unreachable").
+        ConfigError: There is no cluster (code "ray_unreachable").
         Stopped: After SIGTERM or SIGINT. Complete parts stay.
     """
     with _connect(address), StopSignal() as stop:
@@ -147,18 +176,22 @@ class _Tracker:
 
     def __init__(self) -> None:
         self.starts: Counter[int] = Counter()
+        self.unfinished: Counter[int] = Counter()  # images of chunks that are computed
         self.images = 0
         self.results: list[ChunkResult] = []
 
     def start(self, number: int) -> int:
         """Return how often this chunk was started before."""
+        self.images -= self.unfinished.pop(number, 0)  # of an actor that died: they are computed again
         self.starts[number] += 1
         return self.starts[number] - 1
 
-    def add(self, images: int) -> None:
+    def add(self, number: int, images: int) -> None:
         self.images += images
+        self.unfinished[number] += images
 
     def finish(self, result: ChunkResult) -> None:
+        self.unfinished.pop(result.number, 0)
         self.results.append(result)
 
     def take(self) -> tuple[int, list[ChunkResult]]:
@@ -198,15 +231,15 @@ class Predictor:
         import ray
 
         if self.manifest.storage.head(part_key(number)) is not None:
-            self.tracker.add.remote(self.manifest.chunk_length(number))
+            self.tracker.add.remote(number, self.manifest.chunk_length(number))
             return
         if ray.get(self.tracker.start.remote(number)) >= MAX_DEATHS:
             with ChunkProcess(self.out, self.checkpoint, self.num_cpus) as process:
                 result = process.compute_safely(number, deaths=MAX_DEATHS - 1)
-            self.tracker.add.remote(result.num_images)
+            self.tracker.add.remote(number, result.num_images)
         else:
             self.model = self.model or ChunkModel.open(self.checkpoint, self.manifest.settings)
-            report = _Report(self.tracker)
+            report = _Report(self.tracker, number)
             result = predict_chunk(self.model, self.manifest, number, on_image=report.count_image)
             report.flush()
         self.tracker.finish.remote(result)
@@ -215,8 +248,9 @@ class Predictor:
 class _Report:
     """Counts images, and sends the count to the tracker now and then."""
 
-    def __init__(self, tracker: Any) -> None:
-        self.tracker, self.images, self.sent = tracker, 0, time.monotonic()
+    def __init__(self, tracker: Any, number: int) -> None:
+        self.tracker, self.number = tracker, number
+        self.images, self.sent = 0, time.monotonic()
 
     def count_image(self) -> None:
         self.images += 1
@@ -224,7 +258,7 @@ class _Report:
             self.flush()
 
     def flush(self) -> None:
-        self.tracker.add.remote(self.images)
+        self.tracker.add.remote(self.number, self.images)
         self.images, self.sent = 0, time.monotonic()
 
 
@@ -245,11 +279,7 @@ def _connect(address: str) -> Iterator[None]:
     try:
         ray.init(address, **options)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ConfigError(
-            f"--ray {address}: there is no Ray cluster ({one_line(error)}). Start one (ray start --head), or use --ray "
-            f"local.",
-            code="ray_unreachable",
-        ) from None
+        raise _no_cluster(address, error) from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints the deaths of raylets to standard output

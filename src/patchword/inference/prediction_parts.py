@@ -49,12 +49,12 @@ class ChunkModel:
     encoder: Encoder
     top: int
 
-    @classmethod
-    def open(cls, checkpoint: Checkpoint, settings: dict[str, Any]) -> "ChunkModel":
+    @staticmethod
+    def open(checkpoint: Checkpoint, settings: dict[str, Any]) -> "ChunkModel":
         """Open the model of a job with the engine of its manifest."""
         if settings["task"] == "embed":
-            return cls(Encoder(checkpoint), 0)
-        return cls(Classifier(checkpoint, settings["engine"]), settings["top"])
+            return ChunkModel(Encoder(checkpoint), 0)
+        return ChunkModel(Classifier(checkpoint, settings["engine"]), settings["top"])
 
     def run(self, pixels: Tensor) -> Tensor:
         """Compute logits or features of pixels, uint8 (B, H, W, C)."""
