@@ -134,9 +134,13 @@ def write_result(name: str, content: dict[str, Any]) -> Path:
     """Write results/NAME.json with commit, date and machine."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    head = {"commit": COMMIT, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
-    path.write_text(dump_json({**head, **content}) + "\n")
+    path.write_text(dump_json({**provenance(), **content}) + "\n")
     return path
+
+
+def provenance() -> dict[str, Any]:
+    """Return commit, date and machine of a measurement that is made now."""
+    return {"commit": COMMIT, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
 
 
 def dump_json(content: dict[str, Any]) -> str:

@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 TRAINING = ("training", "models", "data", "metrics", "recipes")
 INFERENCE = ("inference", "models", "data")
 TEXT_FILES = ("recurrent", "transformer", "fit", "greedy_decoding", "tasks", "vocabulary", "cmudict")
-TEXT = tuple(f"lineage/{name}.py" for name in TEXT_FILES)
+TEXT = (*(f"lineage/{name}.py" for name in TEXT_FILES), "studies/text_studies.py")
+BERT = ("lineage", "models", "studies/bert_study.py")
+EQUIVARIANCE = ("models", "inspection/capture.py", "studies/equivariance.py")
+RESNETS = ("studies/resnet_attention.py", *TRAINING)
 SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention": ("attention", TRAINING),
     "attention_former": ("attention", TRAINING),
@@ -52,17 +55,17 @@ SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
     "six_convolutions_100m": ("trained", TRAINING),
     "six_convolutions_30m_seed0": ("trained", TRAINING),
     "six_convolutions_30m_seed1": ("trained", TRAINING),
-    "study_bert": ("studied", ("lineage",)),
+    "study_bert": ("studied", BERT),
     "study_data_size": ("studied", ("studies", *TRAINING)),
-    "study_equivariance": ("studied", ("models",)),
-    "study_gan": ("studied", ("lineage",)),
+    "study_equivariance": ("studied", EQUIVARIANCE),
+    "study_gan": ("studied", ("lineage", "studies/gan_study.py", *TRAINING, *INFERENCE)),
     "study_head": ("studied", ("studies", *TRAINING)),
     "study_inductive_bias": ("studied", ("studies", *TRAINING)),
-    "study_lineage": ("studied", ("lineage", *TRAINING)),
-    "study_non_local": ("studied", TRAINING),
+    "study_lineage": ("studied", (*TEXT, *BERT, *EQUIVARIANCE, "studies/lineage_steps.py", *TRAINING)),
+    "study_non_local": ("studied", RESNETS),
     "study_order": ("studied", TEXT),
     "study_positions": ("studied", ("studies", *TRAINING)),
-    "study_sasa": ("studied", TRAINING),
+    "study_sasa": ("studied", RESNETS),
     "study_seq2seq": ("studied", TEXT),
     "study_spelling": ("studied", TEXT),
     "study_spelling_20m": ("studied", TEXT),
@@ -94,6 +97,11 @@ def load_results() -> dict[str, dict[str, Any]]:
     return {
         file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted((ROOT / "results").glob("*.json"))
     }
+
+
+def commits(result: dict[str, Any]) -> list[str]:
+    """List the commit of a result, and those of parts that were measured again."""
+    return [result["commit"], *(part["commit"] for part in result.get("remeasured", {}).values())]
 
 
 def is_text(statement: ast.stmt) -> bool:
@@ -157,9 +165,11 @@ def problems(results: dict[str, dict[str, Any]]) -> list[str]:
         f"benchmarks/stale.py names {name}, which is not in results/" for name in sorted(SOURCES.keys() - results)
     ]
     if has_history():
-        missing = [name for name in results if not in_history(results[name]["commit"])]
         found += [
-            f"results/{name}.json: commit {results[name]['commit'][:12]} is not in the history" for name in missing
+            f"results/{name}.json: commit {commit[:12]} is not in the history"
+            for name, result in results.items()
+            for commit in commits(result)
+            if not in_history(commit)
         ]
     return found
 
@@ -183,6 +193,9 @@ def main() -> int:
         notes += [] if name in SOURCES else ["no entry"]
         notes += [] if in_history(commit) else ["commit not in history"]
         notes += ["measured at a commit not in the repository"] if "commit_not_in_repository" in result else []
+        notes += [
+            f"{part} measured again at {run['commit'][:12]}" for part, run in result.get("remeasured", {}).items()
+        ]
         counts = f"{age:5}{touched:9}" if known else f"{'?':>5}{'?':>9}"
         print(f"{name:36}{commit[:12]:14}{counts}  {result['machine']['capability']:8}{', '.join(notes)}")
     return 0

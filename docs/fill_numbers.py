@@ -4,7 +4,8 @@ In Markdown, `<!--n:RESULT:PATH:FORMAT-->VALUE<!--/n-->` holds a value of result
 spec (it may be empty). PATH is dotted. A segment is a key, an index of a list, or `key=value` (several joined by
 `&`), which selects the first matching item of a list; keys with dots or colons stand in double quotes. `PATH /
 PATH` is a ratio. Functions around a path: count, mean, min, max, last (of a list or an object's values), minutes
-(from seconds), megabytes (from bytes), cpu (the name of a machine). `python docs/fill_numbers.py` rewrites all
+(from seconds), megabytes (from bytes), cpu (the name of a machine). `points(PATH - PATH)` is the difference of two
+fractions in percentage points. `python docs/fill_numbers.py` rewrites all
 values, `--check` lists wrong ones.
 """
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 MARKER = re.compile(r"<!--n:(?P<result>[\w-]+):(?P<path>.+?):(?P<format>[^:]*?)-->(?P<value>.*?)<!--/n-->")
 OPENING = re.compile(r"<!--n:")
 SEGMENT = re.compile(r'"([^"]*)"|([^."]+)')
+DIFFERENCE = re.compile(r"points\((.+) - (.+)\)")
 CALL = re.compile(r"(count|mean|min|max|last|minutes|megabytes|cpu)\((.+)\)")
 TYPED = re.compile(r"<!--typed: *\S.*?-->")
 NUMBER = re.compile(r"\d[\d.,]*\s?%|\d[\d.,]*x\b|\d[\d.,]*\s?images/s")
@@ -72,7 +74,9 @@ def step(value: Any, segment: str) -> Any:
 
 
 def look_up(result: Any, path: str) -> Any:
-    """Evaluate a path, a function of a path, or a ratio of two."""
+    """Evaluate a path, a function of a path, or a ratio or difference of two."""
+    if pair := DIFFERENCE.fullmatch(path):
+        return 100 * (look_up(result, pair[1]) - look_up(result, pair[2]))
     if " / " in path:
         above, below = path.split(" / ")
         return look_up(result, above) / look_up(result, below)

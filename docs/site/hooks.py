@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 from urllib.parse import quote, unquote
 
+from mkdocs.plugins import CombinedEvent, event_priority
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -32,6 +34,7 @@ LOG = logging.getLogger("mkdocs.hooks")  # `mkdocs build --strict` fails if it g
 SOURCES = {"index.md": "README.md", "index.ko.md": "README.ko.md", "changelog.md": "CHANGELOG.md"}
 PAGES = {source: page for page, source in SOURCES.items()}
 NOT_PUBLISHED = {"images/README.md"}  # as in exclude_docs of mkdocs.yml
+KOREAN, KOREAN_ONLY = "ko", "ko/"  # the language, and the folder of pages that exist in no other
 LANGUAGE_ROOTS = {"README.md": "", "README.ko.md": "ko/"}  # the URL of the home page in each language
 
 # Code is matched first, so that nothing in it is taken for a link.
@@ -167,12 +170,15 @@ def repository_path(target: str, source: str) -> str | None:
 
 
 def site_path(file: str) -> str | None:
-    """Return the path in docs/ of a file that the site contains; None for other files of the repository."""
-    if file in PAGES:
-        return PAGES[file]
-    inside = file.removeprefix("docs/")
+    """Return the path in docs/ of a file that the site contains; None for other files of the repository.
+
+    A translation has the path of the page that it translates: the i18n plugin chooses between them.
+    """
+    inside = PAGES.get(file, file.removeprefix("docs/"))
     is_file = inside != file and (ROOT / file).is_file()
-    return inside if is_file and not inside.endswith(".py") and inside not in NOT_PUBLISHED else None
+    if not is_file or inside.endswith(".py") or inside in NOT_PUBLISHED:
+        return None
+    return re.sub(rf"\.{KOREAN}\.md$", ".md", inside)
 
 
 def fragment(target: str) -> str:
@@ -384,7 +390,7 @@ def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
     return config
 
 
-def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
+def add_generated_pages(files: "Files", config: "MkDocsConfig") -> "Files":
     """Add the generated pages; `on_page_read_source` supplies their text."""
     from mkdocs.structure.files import File
 
@@ -392,6 +398,31 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     for page in generated_pages():
         files.append(File(page, config.docs_dir, config.site_dir, config.use_directory_urls))
     return files
+
+
+@event_priority(-200)  # after the i18n plugin, which puts the pages of a language into a directory of its own
+def place_korean_pages(files: "Files", config: "MkDocsConfig") -> "Files":
+    """Give the pages that exist in Korean only one URL: that of the default language.
+
+    The i18n plugin would build them twice, in English and below ko/ko/. At one URL, the Korean build, which comes
+    later, replaces the English one; the navigation and the links of English pages lead there, too.
+    """
+    i18n = config.plugins["i18n"]
+    is_korean = i18n.current_language == KOREAN
+    for file in files.documentation_pages():
+        if file.src_uri.startswith(KOREAN_ONLY):
+            if is_korean:
+                file.dest_uri = file.dest_uri.removeprefix(f"{KOREAN}/")
+                file.url = file.url.removeprefix(f"{KOREAN}/")
+                file.abs_dest_path = os.path.join(config.site_dir, file.dest_uri)
+            file.alternates = {KOREAN: file}
+    if not is_korean:  # the sitemap lists them once
+        pages = i18n.i18n_files_per_language[i18n.current_language]
+        pages[:] = [file for file in pages if not file.src_uri.startswith(KOREAN_ONLY)]
+    return files
+
+
+on_files = CombinedEvent(add_generated_pages, place_korean_pages)
 
 
 def on_page_read_source(page: "Page", config: "MkDocsConfig") -> str | None:
@@ -405,6 +436,8 @@ def on_page_read_source(page: "Page", config: "MkDocsConfig") -> str | None:
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     """Rewrite the links of a page."""
     path = page.file.src_uri
+    if path.startswith(KOREAN_ONLY) and config.plugins["i18n"].current_language != KOREAN:
+        page.meta["search"] = {"exclude": True}  # the Korean build indexes it
     top_level = [value for item in config.nav or [] for value in item.values() if isinstance(value, str)]
     if re.sub(r"\.\w\w\.md$", ".md", path) in top_level:
         page.meta.setdefault("hide", ["navigation"])  # the sidebar would have one entry

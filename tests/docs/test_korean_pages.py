@@ -113,6 +113,16 @@ def test_linked_files_exist(name: str) -> None:
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/ko").glob("*.md")), ids=lambda page: page.stem)
+def test_the_tutorial_links_to_korean_pages_or_says_that_they_are_english(page: Path) -> None:
+    for label, target in re.findall(r"(?<!!)\[([^\[\]]*)\]\((\.\./[^)#\s]+\.md)", page.read_text(encoding="utf-8")):
+        linked = (page.parent / target).resolve()
+        assert linked.is_file(), target
+        if not linked.name.endswith(".ko.md"):
+            assert not linked.with_suffix(".ko.md").exists(), f"{target} is translated"
+            assert label.endswith("(영어)"), label
+
+
 def test_readmes_link_to_each_other() -> None:
     assert '<a href="README.md">English</a> · 한국어' in (ROOT / "README.ko.md").read_text(encoding="utf-8")
     assert 'English · <a href="README.ko.md">한국어</a>' in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,7 +10,12 @@ from helpers.load_script import load_script
 ROOT = Path(__file__).parents[2]
 numbers = load_script("docs/fill_numbers.py")
 
-RESULT = {"test": {"top1": 0.9346}, "rows": [{"n": 1, "v": 2.0}, {"n": 2, "v": 3.0}], "a.b: c": 4, "seconds": 90}
+RESULT = {
+    "test": {"top1": 0.9346, "top5": 0.9899},
+    "rows": [{"n": 1, "v": 2.0}, {"n": 2, "v": 3.0}],
+    "a.b: c": 4,
+    "seconds": 90,
+}
 RESULT["sizes"] = [3, 5]
 
 
@@ -47,6 +52,7 @@ def test_no_number_is_typed(name):
         ("last(rows.0)", ".1f", "2.0"),
         ("last(sizes)", "d", "5"),
         ("minutes(seconds)", ".1f", "1.5"),
+        ("points(test.top1 - test.top5)", ".1f", "-5.5"),
     ],
 )
 def test_markers_are_written_and_then_pass(page, path, spec, value):
@@ -60,7 +66,7 @@ def test_markers_are_written_and_then_pass(page, path, spec, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["<!--n:run:test.top5:.1%-->1%<!--/n-->", "<!--n:gone:a:d-->1<!--/n-->", "<!--n:run:test.top1:.1%-->93.5%"]
+    "text", ["<!--n:run:test.top3:.1%-->1%<!--/n-->", "<!--n:gone:a:d-->1<!--/n-->", "<!--n:run:test.top1:.1%-->93.5%"]
 )
 def test_unreadable_markers_are_reported(page, text):
     file = page(text)

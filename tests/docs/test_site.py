@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import os
 import re
 import subprocess
@@ -44,6 +45,7 @@ def rewrite(text: str, source: str = "README.md", page: str = "index.md", **opti
     ("text", "expected"),
     [
         ("[a](docs/train.md)", "[a](train.md)"),
+        ("[a](docs/get-started.ko.md)", "[a](get-started.md)"),
         ("[a](docs/train.md#from-python)", "[a](train.md#from-python)"),
         ("[a](docs/decisions/README.md)", "[a](decisions/README.md)"),
         ("![a](docs/curves.svg)", "![a](curves.svg)"),
@@ -250,6 +252,27 @@ def test_generated_pages_and_fields_are_in_the_site(site: Path) -> None:
     assert "가이드" in korean
 
 
+@pytest.mark.slow
+def test_pages_that_are_korean_only_have_one_url(site: Path) -> None:
+    sources = sorted(file.stem for file in (ROOT / "docs/ko").glob("*.md"))
+    assert sources
+    built = [path for path in page_paths(site) if Path(path).name in sources]
+    assert built == [f"ko/{name}" for name in sources]
+    locations = re.findall("<loc>(.*?)</loc>", (site / "sitemap.xml").read_text())
+    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
+    for path in built:
+        page = (site / path / "index.html").read_text()
+        assert '<html lang="ko"' in page
+        assert "가이드" in page, "the navigation is Korean, too"
+        assert sum(location.endswith(f"/{path}/") for location in locations) == 1
+        assert sum(entry["location"] == f"{path}/" for entry in entries) == 1
+    links = Links((site / built[0] / "index.html").read_text()).targets
+    urls = {urljoin(f"https://host/{PREFIX}/{built[0]}/", link) for link in links}
+    assert f"https://host/{PREFIX}/ko/get-started/" in urls
+    assert f"https://host/{PREFIX}/" in urls, "of the language menu: there is no English page"
+    assert f"../{built[0]}/" in Links((site / "lineage/index.html").read_text()).targets
+
+
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
@@ -315,7 +338,8 @@ def test_every_page_in_a_browser(browser: Any, site: Path, url: str, problems: l
     """No errors, no request to another host, no broken image, no horizontal scroll on a phone."""
     page = open_page(browser, url, problems, viewport={"width": 390, "height": 800})
     for path in [*page_paths(site), "404.html"]:
-        if path.startswith("ko/") and not is_translated(path.removeprefix("ko/")):
+        is_korean = (ROOT / f"docs/{path}.md").is_file() or is_translated(path.removeprefix("ko/"))
+        if path.startswith("ko/") and not is_korean:
             continue  # the same page in English
         page.goto(f"{url}{path}")
         state = page.evaluate("""async () => {

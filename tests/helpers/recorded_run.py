@@ -4,7 +4,8 @@
 
 LOG gets a line "position index" for each sample. After step STOP the process sends itself SIGTERM. The micro-batch that
 begins at position NAN contains a NaN. After step PAUSE the main process creates the file LOG.paused and waits until it
-is deleted. An existing run is resumed. A TrainingError is printed after its code.
+is deleted. An existing run is resumed, with the environment's PARALLEL as `parallel`. A TrainingError is printed after
+its code.
 """
 
 import os
@@ -64,7 +65,7 @@ def main(recipe: str, run: str, log: str, stop: str = "-1", nan: str = "-1", pau
     callbacks = (StopAt(int(stop)), PauseAt(int(pause), Path(f"{log}.paused")))
     try:
         if Path(run).exists():
-            resume(run, callbacks=callbacks)
+            resume(run, callbacks=callbacks, parallel=os.environ.get("PARALLEL"))  # type: ignore[arg-type]
         else:
             train(load_recipe(recipe), run, callbacks=callbacks)
     except Stopped as stopped:

@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from patchword.config import AugmentConfig, Config, DataConfig, OptimConfig, ViTConfig
+from patchword.core.io import weights_digest
 from patchword.errors import PatchwordError
 from patchword.training.run_dir import LOCK_FILE
 
@@ -239,12 +242,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def final_state(run: Path, steps: int) -> dict[str, Any]:
     """Return everything of a finished run that must be bit-identical, however often it was interrupted."""
     last = run / "checkpoints" / f"step-{steps:08d}"
-    return {
-        "model": sha256(run / "model.safetensors"),
-        "last_model": sha256(last / "model.safetensors"),
-        "state": sha256(last / "state.safetensors"),
-        "rows": rows(run),
-    }
+    # safetensors writes the metadata of a shard in random order
+    files = {path.name: weights_digest(load_file(path)) for path in last.glob("*.safetensors")}
+    return {"model": sha256(run / "model.safetensors"), "files": files, "rows": rows(run)}
 
 
 def leftovers(run: Path) -> list[str]:
@@ -316,7 +316,7 @@ def free_port() -> str:
 
 
 def start_ranks(
-    server: ForkServer, world_size: int, *arguments: str | Path, script: Path = RECORDED_RUN
+    server: ForkServer, world_size: int, *arguments: str | Path, script: Path = RECORDED_RUN, **environment: str
 ) -> list[ChildProcess]:
     """Start the script in `world_size` processes with torchrun's environment; recorded_run.py logs to LOG.RANK."""
     port = free_port()
@@ -325,8 +325,8 @@ def start_ranks(
         recipe_and_run, log, rest = arguments[:2], arguments[2:3], arguments[3:]
         torchrun_env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
         torchrun_env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = torchrun_env if world_size > 1 else {}
-        children.append(server.start(script, *recipe_and_run, *(f"{p}.{rank}" for p in log), *rest, **environment))
+        variables = (torchrun_env if world_size > 1 else {}) | environment
+        children.append(server.start(script, *recipe_and_run, *(f"{p}.{rank}" for p in log), *rest, **variables))
     return children
 
 

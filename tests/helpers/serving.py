@@ -29,8 +29,8 @@ def http_post(url: str, **options: Any) -> httpx.Response:
 class Server:
     """`patchword serve MODEL --port 0 ...`, its URL and its log."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
-        command = [sys.executable, "-m", "patchword", "serve", *map(str, arguments), "--port", "0"]
+    def __init__(self, *arguments: object, port: int = 0, **environment: str) -> None:
+        command = [sys.executable, "-m", "patchword", "serve", *map(str, arguments), "--port", str(port)]
         pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env={**os.environ, **environment}, **pipes)
         self.lines: list[str] = []
@@ -38,7 +38,7 @@ class Server:
         self.url = ""
         self.thread = threading.Thread(target=self.read_log, daemon=True)
         self.thread.start()
-        if not self.ready.wait(TIMEOUT):
+        if not self.ready.wait(TIMEOUT) or not self.url:
             self.kill()
             raise AssertionError("the server did not become ready:\n" + "".join(self.lines))
 
@@ -49,6 +49,7 @@ class Server:
             if '"event": "ready"' in line:
                 self.url = json.loads(line)["url"]
                 self.ready.set()
+        self.ready.set()  # it has ended: nobody needs to wait any longer
 
     def events(self, kind: str) -> list[dict[str, object]]:
         """Log lines with this event."""

@@ -31,7 +31,7 @@ from patchword.report import Mistake, TrainingReport, training_html, write_train
 from patchword.report.curves import running_mean, ticks
 from patchword.report.environment import render
 from patchword.report.formatting import break_points, duration, shorten, text_width
-from patchword.report.pages import Chapter, evaluation_html, inspection_html, story_html, study_html
+from patchword.report.pages import Chapter, Contrast, evaluation_html, inspection_html, story_html, study_html
 from patchword.report.report_data import ClassificationResults
 
 ROOT = Path(__file__).parents[2]
@@ -237,7 +237,9 @@ def test_hostile_text_is_escaped_on_the_other_pages(report: TrainingReport, text
         evaluation_html(text, results, {"top1": (0.5, 0.9), "nll": (0.1, 0.2)}, facts, [drawn], text, [text]),
         inspection_html(text, facts, [drawn, absent], [text]),
         study_html(text, facts, [drawn], text),
-        story_html(text, facts, [Chapter(text, text, facts, [drawn], text)]),
+        story_html(
+            text, facts, [Chapter(text, text, facts, [drawn], text, Contrast(text, (text, text), (text, text)))]
+        ),
     ]
     for html in pages:
         page = assert_self_contained(html)

@@ -518,11 +518,11 @@ def test_every_architecture_is_served(config: Any, tmp_path: Path) -> None:
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-UNIT = (ROOT / "docs/serve.md").read_text()
+UNIT = (ROOT / "deploy/patchword.service").read_text()
 
 
 def documented_commands() -> dict[str, list[str]]:
-    """The command lines of the Dockerfile and of the systemd unit in the docs."""
+    """The command lines of the Dockerfile and of the systemd unit."""
     entry, rest = (json.loads(re.search(rf"^{word} (.*)$", DOCKERFILE, re.M)[1]) for word in ("ENTRYPOINT", "CMD"))  # type: ignore[index]
     unit = re.search(r"^ExecStart=(.*)$", UNIT, re.M)[1].split()  # type: ignore[index]
     return {"container": [*entry, *rest], "systemd": unit}

@@ -1,8 +1,12 @@
 """Studies of what led to ViT: text models, BERT, built-in properties, attention in ResNets, and the whole story."""
 
 import re
+import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from patchword.plots.theme import DARK, LIGHT, use_theme
 from patchword.studies import LINEAGE_STUDIES, lineage_story, make_study, run_lineage, run_study
 from patchword.studies.bert_study import BertRun, count_same_topic
 from patchword.studies.equivariance import layers_to_see_all
+from patchword.studies.lineage_steps import STEPS, vit_on_digits
 from patchword.studies.runner import BudgetTooShortError
 from patchword.studies.study import Length, ResultRow
 from patchword.studies.study_report import describe_study, make_panels, write_study
@@ -147,6 +152,9 @@ def test_figures_of_seq2seq_show_lengths_and_alignments(tmp_path: Path) -> None:
     assert "LSTM, fixed context" in labels and "Transformer" in labels and len(labels) == 7
     assert letters.svg is not None and korean.svg is not None
     assert korean.svg(LIGHT).count("만") == korean.svg(LIGHT).count("오") > 0
+    titles = re.findall(r'font-weight="600">([^<]*)<', korean.svg(LIGHT))
+    models = ["Numbers: LSTM with attention", "Dates: LSTM with attention", "Dates: Transformer"]
+    assert titles == [title for title in models for _ in range(2)], "for each of two seeds"
     write_study(study, rows, tmp_path, "a machine")
     assert (tmp_path / "alignment_korean.svg").is_file()
     assert "data:image/svg+xml" in (tmp_path / "report.html").read_text()
@@ -162,10 +170,34 @@ def test_figures_of_warm_up_name_what_failed() -> None:
                               accuracy=0.0 if fails else 1.0, details=details))  # fmt: skip
     grid, gradients = make_panels(study, rows)
     assert grid.caption == "Failed (below 10%): post-norm, no warm-up at 0.004."
+    assert "post-norm fails with warm-up, too" in study.limits
     for panel in (grid, gradients):
         assert panel.draw is not None
         with use_theme(LIGHT):
             assert panel.draw().axes
+
+
+def test_captions_name_what_a_study_found() -> None:
+    def rows(name: str, *accuracies: float | None) -> list[ResultRow]:
+        cells = make_study(name).cells
+        return [ResultRow(cell=cell.name, series=cell.series, x=cell.x, seed=0, accuracy=accuracy)
+                for cell, accuracy in zip(cells, accuracies, strict=True)]  # fmt: skip
+
+    order = make_panels(make_study("order"), rows("order", 0.9, 1.0, 0.0, None))[0].caption
+    assert re.findall(r"[\d.]+%|\(diverged\)", order) == ["90.0%", "0.0%", "100.0%", "(diverged)"]
+    spelling = make_panels(make_study("spelling"), rows("spelling", 0.4, 0.5, 0.45))[0].caption
+    assert "fixed context vector 40.0%, LSTM with attention 50.0%, Transformer 45.0%" in spelling
+
+
+def test_a_step_is_measured_by_two_cells() -> None:
+    for step in STEPS:
+        cells = (vit_on_digits() if step.study == "vit" else make_study(step.study)).cells
+        assert {step.contrast.before[1], step.contrast.after[1]} <= {cell.name for cell in cells}
+    contrast = STEPS[0].contrast.measure(seq2seq_rows())
+    assert contrast.before == ("fixed context vector", "0.0%"), "at length 24, not the mean over lengths"
+    assert contrast.after == ("attention", "90.0%")
+    diverged = [ResultRow(cell="digits_ViT", series="digits", x="ViT", seed=0, accuracy=None)]
+    assert STEPS[-1].contrast.show_cell("digits_ViT", diverged) == "diverged"
 
 
 def test_alignments_are_drawn_as_svg() -> None:
@@ -227,6 +259,9 @@ def test_pretraining_helps_when_labels_are_few() -> None:
                        zip(study.cells, 4 * [pretrained] + 4 * [scratch], strict=True)]  # fmt: skip
     accuracy, words = make_panels(study, rows)
     assert f"{pretrained['details']['same_topic']:.0%} belong to its topic" in words.caption
+    accuracies = [f"{row['accuracy']:.1%}" for row in (pretrained, scratch)]
+    assert accuracy.caption.startswith("With one labeled sentence per topic, the pre-trained model gets ")
+    assert re.findall(r"[\d.]+%", accuracy.caption) == 2 * accuracies
     for panel in (accuracy, words):
         assert panel.draw is not None
         with use_theme(DARK):
@@ -265,7 +300,8 @@ def two_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two studies that are quick: nothing is trained in the first, and thirty steps in each run of the second."""
     steps = [step for step in lineage_story.STEPS if step.study in ("equivariance", "vit")]
     monkeypatch.setattr(lineage_story, "STEPS", steps)
-    monkeypatch.setattr("patchword.studies.runner.time_cells", lambda study, now: [(1.0, 0.0)] * len(study.cells))
+    monkeypatch.setattr(lineage_story, "vit_on_digits", lambda: replace(vit_on_digits(), min_steps=30))
+    monkeypatch.setattr("patchword.studies.runner.time_cells", lambda study, now: [(10.0, 0.0)] * len(study.cells))
 
 
 @pytest.mark.slow
@@ -279,6 +315,11 @@ def test_the_story_has_a_chapter_for_each_study(tmp_path: Path) -> None:
     assert [title for title in titles if title[0].isdigit()] == [step.title for step in lineage_story.STEPS]
     assert (out / "equivariance.png").is_file()
     assert (out / "vit.png").is_file()
+    overview = re.search(r"<nav.*?</nav>", page, re.DOTALL)
+    assert overview is not None
+    figures = [f"{row['accuracy']:.1%}" for row in (rows["vit"][1], rows["vit"][0])]  # without positions, with them
+    assert re.findall("<b>([^<]*)</b>", overview[0]) == ["31", "1", *figures]
+    assert f"ViT {figures[1]}, the same without position embeddings {figures[0]}" in page
     assert run_lineage(out, budget=7200, machine="a machine") == rows, "resumed: nothing is run again"
     with pytest.raises(ConfigError, match="started with --budget 120m --seeds 1"):
         run_lineage(out, budget=9000)
@@ -302,6 +343,62 @@ def test_a_story_that_was_stopped_in_its_first_chapter_is_resumed(
     assert list(run_lineage(out, budget=7200)) == ["equivariance"]
 
 
+STOPPED_WHILE_PLANNING = """
+import sys, time
+from patchword.cli.main import main
+from patchword.studies import lineage_story, runner
+
+def plan_for_long(study, now):
+    print("planning", flush=True)
+    time.sleep(600)
+
+lineage_story.STEPS = [step for step in lineage_story.STEPS if step.study in ("equivariance", "vit")]
+runner.time_cells = plan_for_long
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_chapters")
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_story_that_was_stopped_while_it_planned_is_resumed_by_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stop: signal.Signals
+) -> None:
+    command = ["study", "lineage", "--budget", "2h", "--out", str(tmp_path / "story")]
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED_WHILE_PLANNING, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"planning\n"
+        process.send_signal(stop)
+        assert process.wait(60) == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    assert (tmp_path / "story/equivariance/plan.json").is_file(), "the first chapter was planned"
+    assert not (tmp_path / "story/vit/plan.json").exists()
+    result = run_in_process(capsys, *command)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "story/report.html").is_file()
+
+
+@pytest.mark.usefixtures("two_chapters")
+@pytest.mark.parametrize("first_file", ["results.json", "plan.json"])
+def test_a_kill_while_the_first_file_is_written_leaves_a_directory_that_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_file: str
+) -> None:
+    monkeypatch.setattr(lineage_story, "STEPS", lineage_story.STEPS[:1])
+    (tmp_path / f".{first_file}.k1ll3d").mkdir()  # as core.io.atomic_output writes it
+    if first_file == "plan.json":
+        assert run_study(make_study("equivariance"), tmp_path, budget=1.0)
+    else:
+        assert run_lineage(tmp_path, budget=7200)
+
+
+@pytest.mark.usefixtures("two_chapters")
+def test_a_refused_budget_removes_nothing_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(BudgetTooShortError):
+        run_lineage(tmp_path / "story", budget=1000, say=lambda text: (tmp_path / "story/notes.txt").touch())
+    assert [path.name for path in (tmp_path / "story").iterdir()] == ["notes.txt"]
+
+
 @pytest.mark.usefixtures("two_chapters")
 def test_a_budget_that_is_too_short_is_refused_before_the_first_run(tmp_path: Path) -> None:
     out = tmp_path / "story"
@@ -321,5 +418,5 @@ def test_the_story_is_not_written_into_another_directory(tmp_path: Path) -> None
 def test_the_story_asks_known_studies_and_spends_its_budget() -> None:
     assert all(step.study == "vit" or step.study in LINEAGE_STUDIES for step in lineage_story.STEPS)
     assert sum(step.fraction for step in lineage_story.STEPS) == pytest.approx(1)
-    facts = dict(describe_study(lineage_story.vit_on_digits(), [], "a machine"))
+    facts = dict(describe_study(vit_on_digits(), [], "a machine"))
     assert facts["Machine"] == "a machine"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patchword.training.distributed import ProcessGroup
 from patchword.training.selection import select_interpolation
 
 
@@ -48,7 +49,8 @@ def test_endpoint_needs_evidence(num_images: int, losses: dict[float, float], ke
         return Outputs(losses[weight], targets)
 
     ema_stub: Any = ema
-    chosen, note = select_interpolation(ema_stub, evaluate(0.5), evaluate)
+    chosen, note = select_interpolation(ema_stub, evaluate(0.5), evaluate, ProcessGroup())
+    assert chosen is not None
     assert ema.model == kept
     assert chosen.metrics()["nll"] == losses[kept]
     assert (note is None) == (kept == 0.5)

@@ -11,6 +11,7 @@ Optimizer = Literal["adamw", "sgd", "muon"]
 ScheduleShape = Literal["cosine", "rsqrt", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16"]
 Logger = Literal["tensorboard", "mlflow", "wandb"]
+Parallel = Literal["ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,10 @@ class Config(JsonConfig):
     """Number of micro-batches into which each batch is split, to save memory; it must divide `batch_size`."""
     precision: Precision = "auto"
     """Number format of matmuls; "auto" picks bf16 if it is faster on this machine, which is measured."""
+    parallel: Parallel = "ddp"
+    """With torchrun: "ddp" keeps the whole model in every process; "fsdp" shards it (FSDP2), for large models."""
+    dist_timeout: float = 600.0
+    """Seconds until a job of several processes is aborted because one of them does not respond."""
     num_threads: int | None = None
     """Number of CPU threads of the model; by default, all cores. Results depend on it in the last bits."""
     ema: float = 0.0
@@ -254,16 +259,32 @@ class Config(JsonConfig):
         self._validate_length()
         self._validate_batch()
         self._validate_weights()
+        self._validate_parallel()
         self.check("name", bool(self.name) and "/" not in self.name, "a name without slashes")
         self.check("seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63")
         self.check("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1")
         self.check("eval_every", self.eval_every > 0, "above 0")
+        self.check("dist_timeout", self.dist_timeout > 0, "above 0 seconds")
         self.check("save_every", self.save_every >= 0, "at least 0")
         self.check("keep_last", self.keep_last >= 1, "at least 1")
         distilled = isinstance(self.model, ViTConfig) and self.model.distillation
         self.require(
             not distilled or self.distill.teacher is not None or self.init is not None or not self.data.source,
             "model.distillation is true, so the run needs a teacher: set distill.teacher.",
+        )
+
+    def _validate_parallel(self) -> None:
+        if self.parallel == "ddp":
+            return
+        self.require(
+            self.optim.name != "muon",
+            "parallel is fsdp, but optim.name is muon, which orthogonalizes whole matrices. Use --optim.name adamw, or "
+            "--parallel ddp.",
+        )
+        self.require(
+            self.head_init != "probe",
+            "parallel is fsdp, but head_init is probe, which fits the head on a whole model. Use --head-init zero, or "
+            "--parallel ddp.",
         )
 
     def _validate_length(self) -> None:

@@ -194,6 +194,15 @@ def study_html(title: str, facts: Facts, panels: Sequence[Panel], limits: str) -
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """What a step of a story added: the same figure without it and with it, each with a name."""
+
+    subject: str
+    before: tuple[str, str]
+    after: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class Chapter:
     """A chapter of a story of several studies: `text` says why the step was made, `limits` what it cannot show."""
 
@@ -201,7 +210,8 @@ class Chapter:
     text: str
     facts: Facts
     panels: Sequence[Panel]
-    limits: str = ""
+    limits: str
+    contrast: Contrast
 
     @property
     def rendered(self) -> list[RenderedPanel]:

@@ -45,13 +45,16 @@ class ClientDisconnectedError(Exception):
 class ResponseSender:
     """Adds headers to a response, and remembers its status (0: not sent yet)."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self.send, self.request_id, self.status = send, request_id, 0
+    def __init__(self, send: Send, scope: Scope, request_id: str) -> None:
+        self.send, self.scope, self.request_id, self.status = send, scope, request_id, 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             extra = {**HEADERS, "x-request-id": self.request_id}
+            service = find_service(self.scope)
+            if service is not None and not service.ready:  # a request after this one would find the connection closed
+                extra["connection"] = "close"
             message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in extra.items())]
         await self.send(message)
 
@@ -81,7 +84,7 @@ class RequestMiddleware:
         request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         path = get_route_path(scope)  # without the prefix under which the app may be mounted
-        sender = ResponseSender(send, request_id)
+        sender = ResponseSender(send, scope, request_id)
         try:
             await self.process(scope, receive, sender, path)
         except Problem as problem:
@@ -123,7 +126,7 @@ class RequestMiddleware:
 
     def check_capacity(self, scope: Scope) -> None:
         """Reject early, before the body is parsed, what would be rejected anyway."""
-        service = getattr(scope["app"].state, "service", None)
+        service = find_service(scope)
         if service is not None:
             service.batcher.check_capacity(1)
 
@@ -161,6 +164,11 @@ class RequestMiddleware:
         """Return the problem of a request that is too large."""
         limit = self.limits.max_body_bytes / 2**20
         return Problem(413, f"A request may have at most {limit:g} MiB. Send fewer or smaller images.")
+
+
+def find_service(scope: Scope) -> Any:
+    """Return the service of the app; None before its lifespan has started."""
+    return getattr(scope["app"].state, "service", None)
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:

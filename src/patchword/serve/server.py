@@ -6,9 +6,12 @@ import logging
 import os
 import signal
 import socket
+import time
+from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..checkpoints import Checkpoint
@@ -64,17 +67,42 @@ class JsonLogHandler(logging.Handler):
 
 
 class Server(uvicorn.Server):
-    """Reports when it is ready; on shutdown, gives open connections a moment to send their request."""
+    """Reports when it is ready. On SIGTERM it drains first; on shutdown it waits briefly for requests on their way.
 
-    def __init__(self, config: uvicorn.Config, metrics: Metrics, name: str, url: str, engine: str) -> None:
+    While it drains, /readyz returns 503, so that load balancers send new requests elsewhere; those that still arrive
+    are served as before, and every response closes its connection.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, app: FastAPI, name: str, url: str, engine: str, drain_seconds: float
+    ) -> None:
         super().__init__(config)
-        self.metrics, self.name, self.url, self.engine = metrics, name, url, engine
+        self.app, self.name, self.url, self.engine, self.drain_seconds = app, name, url, engine, drain_seconds
+        self.metrics: Metrics = app.state.metrics
+        self.drain_start: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self.metrics.log("ready", url=self.url, engine=self.engine)
             print(f"patchword serves {self.name} at {self.url} (Ctrl-C stops it)", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGINT:  # whoever presses Ctrl-C does not want to wait for a load balancer
+            self.drain_seconds = 0.0
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) and self.is_drained()
+
+    def is_drained(self) -> bool:
+        """Begin to drain when this is called first; return whether that is over."""
+        if self.drain_start is None:
+            self.drain_start = time.monotonic()
+            self.app.state.service.ready = False
+            if self.drain_seconds:
+                self.metrics.log("draining", seconds=self.drain_seconds)
+        return time.monotonic() >= self.drain_start + self.drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.metrics.log("stopping")
@@ -92,6 +120,7 @@ def run_server(
     num_threads: int | None,
     limits: Limits,
     engine: str,
+    drain_seconds: float = 0.0,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. All accepted requests get their response; the exit code is then 0.
 
@@ -103,6 +132,7 @@ def run_server(
         num_threads: CPU threads of the model; None for all cores.
         limits: Size and time limits.
         engine: The inference engine, or "auto".
+        drain_seconds: How long to keep accepting requests after SIGTERM while /readyz returns 503.
     """
     app = create_app(checkpoint, limits, token, num_threads, name=name, engine=engine)
     metrics: Metrics = app.state.metrics
@@ -119,4 +149,4 @@ def run_server(
     if token is None and not ipaddress.ip_address(host).is_loopback:
         detail = "Anyone who reaches this address can use the model: set PATCHWORD_TOKEN, or use a reverse proxy."
         metrics.log("warning", detail=detail)
-    Server(config, metrics, name, url, app.state.engine).run(sockets=[listener])
+    Server(config, app, name, url, app.state.engine, drain_seconds).run(sockets=[listener])

@@ -14,8 +14,8 @@ from ..lineage.bert import BertConfig, MaskedLanguageModel
 from ..lineage.bert_fit import FitConfig, accuracy, finetune, pretrain
 from ..lineage.sentences import INDEX, MAX_LENGTH, TOPICS, VOCAB_SIZE, draw_sentences
 from ..plots.panel import Panel
-from .study import Cell, Length, ResultRow, Study
-from .study_report import make_study_panel
+from .study import Cell, Length, Means, ResultRow, Study
+from .study_report import make_study_panel, show_accuracy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,10 +130,19 @@ def bert() -> Study:
         "Pre-training and fine-tuning gave the best results on eleven tasks; the smallest datasets gained most "
         "(Devlin et al., 2019).",
         "labeled sentences per topic", tuple(cells), "steps", logarithmic=True, min_steps=800,
-        measured="test sentences whose topic is right", panels=bert_panels,
+        measured="test sentences whose topic is right", summarize=summarize_bert, panels=bert_panels,
         limits="The sentences are made up: 11 words, 5 of which are about the topic, in random order. Real text has "
         "grammar and meaning, and needs far more of everything.",
     )  # fmt: skip
+
+
+def summarize_bert(means: Means) -> str:
+    """The caption of the figure of the accuracy."""
+    few, many = ([show_accuracy(means, series, n) for series in ("pre-trained", "from scratch")] for n in (1, 20))
+    return (
+        f"With one labeled sentence per topic, the pre-trained model gets {few[0]} of the test sentences right, "
+        f"the one from scratch {few[1]}; with 20, {many[0]} and {many[1]}."
+    )
 
 
 def bert_panels(study: Study, rows: Sequence[ResultRow]) -> list[Panel]:

@@ -116,8 +116,13 @@ def format_row(row: ResultRow) -> str:
 
 def require_study_dir(out: Path) -> None:
     """Raise ConfigError if the directory holds anything but a study."""
-    if out.exists() and not (out / PLAN_FILE).exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out / PLAN_FILE).exists() and not holds_nothing(out, PLAN_FILE):
         raise ConfigError(f"{out} exists and is not a study. Choose another --out.", code="not_a_study")
+
+
+def holds_nothing(folder: Path, first_file: str) -> bool:
+    """Tell whether a directory is empty, except for what a kill leaves while its first file is written."""
+    return folder.is_dir() and all(path.name.startswith(f".{first_file}.") for path in folder.iterdir())
 
 
 def read_results(out: Path) -> list[ResultRow]:

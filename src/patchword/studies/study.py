@@ -50,6 +50,9 @@ class ResultRow(TypedDict):
     details: NotRequired[dict[str, Any]]  # what the study's own figures show
 
 
+Means = list[dict[str, Any]]  # of each cell over its seeds: series, x, accuracy (None if all diverged), spread, cost
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of the grid.
@@ -90,6 +93,7 @@ class Study:
         limits: What runs of this size cannot show.
         min_steps: The fewest steps of a run after which there is something to compare, if runs have equal steps.
         measured: What the accuracy is the fraction of, if not of the images of a test set.
+        summarize: Writes the caption of the figure of the accuracy; by default, it names the best and the worst cell.
         panels: Makes the figures from the rows; by default, there is one of the accuracy.
     """
 
@@ -105,4 +109,5 @@ class Study:
     limits: str = ""
     min_steps: int = 30
     measured: str = ""
+    summarize: Callable[[Means], str] | None = None
     panels: Callable[["Study", Sequence[ResultRow]], list[Panel]] | None = None

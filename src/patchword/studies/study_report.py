@@ -11,7 +11,7 @@ import numpy as np
 from ..plots.panel import Panel
 from ..report.figure_files import write_page
 from ..report.pages import study_html
-from .study import ResultRow, Study
+from .study import Means, ResultRow, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,6 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("parameters", "parameters", "{:,.0f}".format),
 )
 Rows = Sequence[ResultRow]
-Means = list[dict[str, Any]]  # series, x, spread and AVERAGED of each cell
 
 
 def write_study(study: Study, rows: Rows, out: Path, machine: str) -> None:
@@ -67,15 +66,29 @@ def make_study_panel(study: Study, rows: Rows) -> Panel:
     """Make the figure, its table and its caption."""
     means = average_over_seeds(study, rows)
     finished = [mean for mean in means if mean["accuracy"] is not None]
-    summary = "No run finished."
-    if finished:
-        extremes = (max(finished, key=lambda m: m["accuracy"]), min(finished, key=lambda m: m["accuracy"]))
-        best, worst = (f"{m['series']}, {m['x']}, {m['accuracy']:.1%}" for m in extremes)
-        summary = f"Best: {best}. Worst: {worst}."
+    summary = (study.summarize or name_extremes)(means)
     arrays = {"accuracy": np.array([np.nan if row["accuracy"] is None else row["accuracy"] for row in rows])}
     arrays |= {"seed": np.array([row["seed"] for row in rows]), "cell": np.array([row["cell"] for row in rows])}
     draw = partial(study_figure, study, finished)
     return Panel(study.name, "Results", summary, f"The paper: {study.paper}", draw, arrays, result_table(study, means))
+
+
+def name_extremes(means: Means) -> str:
+    """Name the best and the worst cell: the caption of studies that have no other."""
+    finished = [mean for mean in means if mean["accuracy"] is not None]
+    if not finished:
+        return "No run finished."
+    extremes = (max(finished, key=lambda m: m["accuracy"]), min(finished, key=lambda m: m["accuracy"]))
+    best, worst = (f"{m['series']}, {m['x']}, {m['accuracy']:.1%}" for m in extremes)
+    return f"Best: {best}. Worst: {worst}."
+
+
+def show_accuracy(means: Means, series: str, x: float | str) -> str:
+    """Format the accuracy of a cell for a caption."""
+    found = [mean["accuracy"] for mean in means if (mean["series"], mean["x"]) == (series, x)]
+    if not found:
+        return "(not run)"
+    return "(diverged)" if found[0] is None else f"{found[0]:.1%}"
 
 
 def result_table(study: Study, means: Means) -> tuple[tuple[str, ...], ...]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[ResultRow]
 LINE_STYLES = {"fixed context": "--", "attention": "-"}
+TASKS = {"numerals": "Numbers", "dates": "Dates"}  # named above an alignment, because one figure shows both
 
 
 def seq2seq_panels(study: Study, rows: Rows) -> list[Panel]:
@@ -90,12 +91,18 @@ def length_figure(study: Study, rows: Rows) -> "Figure":
 def alignment_panel(name: str, title: str, caption: str, rows: Rows) -> list[Panel]:
     """A panel with the alignments that the rows contain; no panel without any."""
     maps = [
-        draw_end(f"{row['x']} with attention" if row["x"] != "Transformer" else "Transformer", **alignment)
+        draw_end(alignment_title(row), **alignment)
         for row in rows
         for alignment in row.get("details", {}).get("alignments", ())
         if row["x"] in ("LSTM", "Transformer", "attention") and alignment["output"]
     ]
     return [Panel(name, title, caption, svg=partial(alignment_svg, maps))] if maps else []
+
+
+def alignment_title(row: ResultRow) -> str:
+    """Name the model of an alignment, and its task if that is a translation."""
+    model = "Transformer" if row["x"] == "Transformer" else f"{row['x']} with attention"
+    return f"{TASKS[row['series']]}: {model}" if row["series"] in TASKS else model
 
 
 def draw_end(
@@ -118,7 +125,7 @@ def warmup_panels(study: Study, rows: Rows) -> list[Panel]:
     """The grid of norms, warm-up and learning rates, and the gradients of new models."""
     means = average_over_seeds(study, rows)
     failed = [f"{mean['series']} at {mean['x']:g}" for mean in means if (mean["accuracy"] or 0.0) < 0.1]
-    summary = f"Failed (below 10%): {', '.join(failed)}." if failed else "No combination failed."
+    summary = f"Failed (below 10%): {'; '.join(failed)}." if failed else "No combination failed."
     grid = Panel(
         study.name, "Norms, warm-up and learning rate", summary, f"The paper: {study.paper}",
         partial(grid_figure, study, rows), {"accuracy": np.array([row["accuracy"] or 0.0 for row in rows])},

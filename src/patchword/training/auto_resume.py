@@ -61,9 +61,10 @@ def find_same_run(config: Config, out: str | Path | None) -> Path | None:
 
 
 def list_differences(saved: Config, given: Config) -> list[str]:
-    """Describe each field that differs, except those that a run resolves when it starts."""
+    """Describe each field that differs, except those that a run resolves when it starts, and how processes share it."""
     if given.precision == "auto":
         given = given.replace(precision=saved.precision)
+    given = given.replace(parallel=saved.parallel, dist_timeout=saved.dist_timeout)
     ours, theirs = flatten(given.to_json()), flatten(saved.to_json())
     names = sorted(ours.keys() | theirs.keys())
     names = [name for name in names if ours.get(name) != theirs.get(name) and not is_resolved_at_start(name, given)]

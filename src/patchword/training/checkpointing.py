@@ -1,14 +1,17 @@
 """Checkpoints of a run, written so that a kill, a full disk or a damaged file costs at most one checkpoint.
 
-A checkpoint is a directory RUN/checkpoints/step-00000120 that holds a model directory (the evaluated model),
-state.safetensors (what training needs besides) and state.json with the checksums of all files. It is written under a
-temporary name, synced to disk, and then renamed.
+A checkpoint is a directory RUN/checkpoints/step-00000120. In format 1 it holds a model directory (the evaluated model)
+and state.safetensors (what training needs besides). In format 2, that of sharded runs, every process has written its
+fraction of all tensors (sharded_checkpoint.py). Both have state.json with the checksums of all files, which is written
+last. A checkpoint is written under a temporary name, synced to disk, and then renamed.
 """
 
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,10 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS_FILE, model_json
 from ..core.io import digest, json_bytes, sha256, sync, tensor_bytes, write_file
 from ..errors import CheckpointError, Note
+from .distributed import ProcessGroup
+from .lora import merge_lora
 
-FORMAT = 1
+FORMAT, SHARDED_FORMAT = 1, 2
 STATE_FILE, MANIFEST_FILE = "state.safetensors", "state.json"
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bfloat16: "BF16", torch.bool: "BOOL"}
 TEMPORARY_PREFIXES = (WRITING, REMOVING) = (".making-", ".removing-")
@@ -70,11 +75,19 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """The last intact checkpoint: its snapshot, the tensors of its model, and notes about damaged checkpoints."""
+    """The last intact checkpoint.
+
+    Attributes:
+        snapshot: The state of the run.
+        model: The tensors of the evaluated model.
+        notes: What is said about damaged checkpoints.
+        shards: Of a sharded checkpoint that a sharded run loads: its directory, instead of all tensors.
+    """
 
     snapshot: Snapshot
     model: dict[str, Tensor]
     notes: tuple[Note, ...] = ()
+    shards: Path | None = None
 
 
 def safetensors_chunks(tensors: dict[str, Tensor]) -> list[Any]:
@@ -94,12 +107,17 @@ def safetensors_chunks(tensors: dict[str, Tensor]) -> list[Any]:
 class CheckpointStore:
     """The checkpoints of a run: RUN/checkpoints/.
 
+    Args:
+        run_dir: The run directory.
+        keep_last: How many checkpoints are kept, besides the best.
+        group: The processes of a sharded run, all of which load and save; None if only one saves.
+
     Attributes:
         last_step: The step that was loaded or saved last.
     """
 
-    def __init__(self, run_dir: Path, keep_last: int) -> None:
-        self.folder, self.keep_last = run_dir / "checkpoints", keep_last
+    def __init__(self, run_dir: Path, keep_last: int, group: ProcessGroup | None = None) -> None:
+        self.folder, self.keep_last, self.group = run_dir / "checkpoints", keep_last, group
         self.last_step: int | None = None
 
     def path(self, step: int) -> Path:
@@ -125,35 +143,85 @@ class CheckpointStore:
             return
         target = self.path(snapshot.step)
         temporary = self.folder / f"{WRITING}{target.name}"
-        try:
-            self.folder.mkdir(exist_ok=True)
-            self.remove_leftovers()
-            os.mkdir(temporary)
+        with self.translate_errors(temporary, target):
+            self.make_temporary(temporary)
             write_checkpoint_files(temporary, snapshot, model)
-            if target.exists():  # damaged, or `load` would have loaded it
-                self.remove(target)
-            os.rename(temporary, target)
-            sync(self.folder)
-            sync(self.folder.parent)
-            self.last_step = snapshot.step
-            self.remove_old(snapshot)
+            self.publish(temporary, target, snapshot)
+
+    def save_sharded(self, snapshot: Snapshot, tensors: dict[str, Tensor]) -> None:
+        """Write a sharded checkpoint, as `save` does; called by all processes of the run.
+
+        Args:
+            snapshot: The state of the run, whose own tensors are not saved.
+            tensors: Everything that training needs; each process gives its fraction.
+        """
+        from .sharded_checkpoint import write_shards  # takes a second to import
+
+        assert self.group is not None
+        if snapshot.step == self.last_step:
+            return
+        target = self.path(snapshot.step)
+        temporary = self.folder / f"{WRITING}{target.name}"
+
+        def seal() -> None:
+            with self.translate_errors(temporary, target):
+                write_manifest(temporary, {"format": SHARDED_FORMAT, **snapshot.to_json(), "files": checksums})
+                self.publish(temporary, target, snapshot)
+
+        def prepare() -> None:
+            with self.translate_errors(temporary, target):
+                self.make_temporary(temporary)
+
+        self.group.run_on_main(prepare)
+        try:
+            checksums = write_shards(temporary, tensors, self.group)
+        except CheckpointError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise self.not_saved(target, error) from None
+        self.group.run_on_main(seal)
+        self.last_step = snapshot.step
+
+    @contextmanager
+    def translate_errors(self, temporary: Path, target: Path) -> Iterator[None]:
+        """Raise CheckpointError instead of OSError, and remove what was written."""
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(
-                f"Saving the checkpoint {target} failed ({error.strerror or error}). {self.describe_intact()} "
-                f"Free disk space or repair the disk, then run: patchword resume {self.folder.parent}",
-                code="checkpoint_not_saved",
-            ) from None
+            raise self.not_saved(target, error.strerror or error) from None
+
+    def make_temporary(self, temporary: Path) -> None:
+        """Create an empty directory for a new checkpoint."""
+        self.folder.mkdir(exist_ok=True)
+        self.remove_leftovers()
+        os.mkdir(temporary)
+
+    def publish(self, temporary: Path, target: Path, snapshot: Snapshot) -> None:
+        """Give a complete checkpoint its name, then remove old ones."""
+        if target.exists():  # damaged, or `load` would have loaded it
+            self.remove(target)
+        os.rename(temporary, target)
+        sync(self.folder)
+        sync(self.folder.parent)
+        self.last_step = snapshot.step
+        self.remove_old(snapshot)
+
+    def not_saved(self, target: Path, reason: object) -> CheckpointError:
+        """Return the error that says which checkpoint is intact, and how to continue."""
+        return CheckpointError(
+            f"Saving the checkpoint {target} failed ({reason}). {self.describe_intact()} "
+            f"Free disk space or repair the disk, then run: patchword resume {self.folder.parent}",
+            code="checkpoint_not_saved",
+        )
 
     def describe_intact(self) -> str:
         """Return which checkpoint is intact, as a sentence."""
-        try:
-            loaded = self.load()
-        except (CheckpointError, OSError):
-            loaded = None
-        if loaded is None:
-            return "No earlier checkpoint is intact."
-        return f"The checkpoint of step {loaded.snapshot.step} is intact."
+        with suppress(OSError):
+            for step in self.steps():
+                with suppress(CheckpointError):
+                    verify_checkpoint(self.path(step))
+                    return f"The checkpoint of step {step} is intact."
+        return "No earlier checkpoint is intact."
 
     def remove_old(self, snapshot: Snapshot) -> None:
         """Keep the last checkpoints and the best. Those of later steps are damaged, or they would have been loaded."""
@@ -184,25 +252,32 @@ class CheckpointStore:
             CheckpointError: There are checkpoints, and all are damaged.
         """
         notes: list[Note] = []
-        for step in self.steps():
+        for step in self.steps() if self.group is None else self.group.broadcast(self.steps()):
             try:
-                snapshot, model = read_training_checkpoint(self.path(step))
+                loaded = self.read(step)
             except CheckpointError as error:
                 notes.append(Note(f"{error} It is skipped.", "checkpoint_damaged"))
                 continue
             self.last_step = step
-            return self.drop_damaged_best(LoadedCheckpoint(snapshot, model, tuple(notes)))
+            return self.drop_damaged_best(replace(loaded, notes=tuple(notes)))
         if notes:
             advice = f"No checkpoint in {self.folder} is intact. Remove that directory to start the run again."
             raise CheckpointError(" ".join([*notes, advice]), code="checkpoints_damaged")
         return None
+
+    def read(self, step: int) -> LoadedCheckpoint:
+        """Read the checkpoint of a step; a sharded run only verifies one that is sharded, too."""
+        manifest = verify_checkpoint(self.path(step), self.group)
+        if self.group is not None and manifest["format"] == SHARDED_FORMAT:
+            return LoadedCheckpoint(Snapshot.from_json(manifest, {}), {}, shards=self.path(step))
+        return LoadedCheckpoint(*read_tensors(self.path(step), manifest))
 
     def drop_damaged_best(self, loaded: LoadedCheckpoint) -> LoadedCheckpoint:
         """Forget the best evaluation if its checkpoint is damaged."""
         best = loaded.snapshot.best
         if best and best["step"] != loaded.snapshot.step:
             try:
-                read_training_checkpoint(self.path(best["step"]))
+                verify_checkpoint(self.path(best["step"]), self.group)
             except CheckpointError as error:
                 note = Note(f"{error} It was the best so far.", "best_checkpoint_damaged")
                 return replace(loaded, snapshot=replace(loaded.snapshot, best=None), notes=(*loaded.notes, note))
@@ -215,7 +290,11 @@ def write_checkpoint_files(folder: Path, snapshot: Snapshot, model: Checkpoint) 
     document = {**model_json(model), "sha256": checksums[WEIGHTS_FILE]}
     checksums[MODEL_JSON] = write_file(folder / MODEL_JSON, [json_bytes(document, ascii_only=True)])
     checksums[STATE_FILE] = write_file(folder / STATE_FILE, safetensors_chunks(snapshot.tensors))
-    manifest = {"format": FORMAT, **snapshot.to_json(), "files": checksums}
+    write_manifest(folder, {"format": FORMAT, **snapshot.to_json(), "files": checksums})
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write state.json, the last file of a checkpoint."""
     write_file(folder / MANIFEST_FILE, [json_bytes(add_seal(manifest), ascii_only=True)])
     sync(folder)
 
@@ -234,15 +313,49 @@ def read_training_checkpoint(folder: Path) -> tuple[Snapshot, dict[str, Tensor]]
     Raises:
         CheckpointError: A file is missing or damaged, by a single bit or more; the message names it.
     """
-    manifest = read_manifest(folder / MANIFEST_FILE)
-    for name, expected in manifest["files"].items():
-        try:
-            is_intact = sha256(folder / name) == expected
-        except OSError as error:
-            raise CheckpointError(f"{folder / name} cannot be read ({error.strerror}).") from None
-        if not is_intact:
-            raise CheckpointError(f"{folder / name} is damaged: its checksum differs from that in {MANIFEST_FILE}.")
-    return Snapshot.from_json(manifest, load_file(folder / STATE_FILE)), load_file(folder / WEIGHTS_FILE)
+    return read_tensors(folder, verify_checkpoint(folder))
+
+
+def read_tensors(folder: Path, manifest: dict[str, Any]) -> tuple[Snapshot, dict[str, Tensor]]:
+    """Read the tensors of an intact checkpoint: the snapshot, and those of the evaluated model."""
+    if manifest["format"] == FORMAT:
+        return Snapshot.from_json(manifest, load_file(folder / STATE_FILE)), load_file(folder / WEIGHTS_FILE)
+    from .sharded_checkpoint import read_whole  # takes a second to import
+
+    tensors = read_whole(folder)
+    prefix = "average." if any(name.startswith("average.") for name in tensors) else "weights."
+    model = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    return Snapshot.from_json(manifest, tensors), merge_lora(model)
+
+
+def verify_checkpoint(folder: Path, group: ProcessGroup | None = None) -> dict[str, Any]:
+    """Return the manifest of a checkpoint whose files are intact.
+
+    Args:
+        folder: The checkpoint.
+        group: Processes that share the work, and all get the result.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, by a single bit or more; the message names it.
+    """
+    path = folder / MANIFEST_FILE
+    manifest = read_manifest(path) if group is None else group.run_on_main(lambda: read_manifest(path))
+    names = sorted(manifest["files"])
+    own = names if group is None else names[group.rank :: group.size]
+    problem = next((p for name in own if (p := find_damage(folder / name, manifest["files"][name]))), None)
+    for text in [problem] if group is None else group.all_gather(problem):
+        if text:
+            raise CheckpointError(text)
+    return manifest
+
+
+def find_damage(path: Path, checksum: str) -> str | None:
+    """Return what is wrong with a file of a checkpoint, as a sentence; None if it is intact."""
+    try:
+        is_intact = sha256(path) == checksum
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})."
+    return None if is_intact else f"{path} is damaged: its checksum differs from that in {MANIFEST_FILE}."
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -256,6 +369,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing or damaged.") from None
     if not is_intact:
         raise CheckpointError(f"{path} is damaged: it does not match its own checksum.")
-    if document["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {document['format']!r}, but this version reads {FORMAT}.")
+    if document["format"] not in (FORMAT, SHARDED_FORMAT):
+        known = f"{FORMAT} and {SHARDED_FORMAT}"
+        raise CheckpointError(f"{path} has format {document['format']!r}, but this version reads {known}.")
     return dict(document)

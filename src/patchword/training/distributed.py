@@ -9,19 +9,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..config import Config
 from ..errors import PatchwordError
 from .rendezvous import elastic_store
 
 Value = TypeVar("Value")
 
-TIMEOUT = timedelta(minutes=30)  # until the job is aborted because a process does not respond
 BUCKET_BYTES = 25 * 2**20  # of gradients that are averaged at once: bounds the memory for the copy
 
 
 class ProcessGroup:
-    """Rank, size, device and collective operations. With one process every collective is the identity."""
+    """Rank, size, device and collective operations. With one process every collective is the identity.
 
-    def __init__(self) -> None:
+    Args:
+        timeout: Seconds until the job is aborted because a process does not respond.
+    """
+
+    def __init__(self, timeout: float = 600.0) -> None:
         self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = torch.device("cpu")
         if torch.cuda.is_available():
@@ -29,14 +33,19 @@ class ProcessGroup:
             torch.cuda.set_device(self.device)
         self.is_owner = self.size > 1 and not dist.is_initialized()
         if self.is_owner:
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
-            store = elastic_store(self.rank, self.size, TIMEOUT)
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            limit = timedelta(seconds=timeout)
+            store = elastic_store(self.rank, self.size, limit)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and reports to the user."""
         return self.rank == 0
+
+    def shards(self, config: Config) -> bool:
+        """Whether the processes share one model (FSDP). One process has nothing to share: it trains as with "ddp"."""
+        return config.parallel == "fsdp" and self.size > 1
 
     def all_reduce_mean(self, values: Tensor) -> Tensor:
         """Return the mean over all processes, computed in place."""
@@ -69,6 +78,14 @@ class ProcessGroup:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def broadcast_numbers(self, values: list[float]) -> list[float]:
+        """Return the main process's numbers, in one collective operation: for what every step needs."""
+        if self.size == 1:
+            return values
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.broadcast(numbers, src=0)
+        return numbers.tolist()
+
     def run_on_main(self, function: Callable[[], Value]) -> Value:
         """Call `function` in the main process only, and return its result in every process.
 
@@ -92,6 +109,14 @@ class ProcessGroup:
             return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
+        return values
+
+    def gather(self, value: Value) -> list[Value] | None:
+        """Return the values of all processes, by rank, in the main process; None in the others."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, values, dst=0)
         return values
 
     def broadcast_state(self, model: nn.Module) -> None:

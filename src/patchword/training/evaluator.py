@@ -1,13 +1,16 @@
 """Evaluate a model on a split during training: the logits of all images, and their metrics."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..data.loader import Batch, Loader
+from ..data.prefetch import prefetch
 from ..errors import DataError
 from ..metrics.calibration import fit_temperature
 from ..metrics.classification import ClassificationMetrics
@@ -15,6 +18,9 @@ from ..metrics.multilabel import multi_label_metrics
 from .distributed import ProcessGroup
 
 BATCH_SIZE = 64  # images, on each core
+
+Outputs = tuple[np.ndarray, np.ndarray | None, np.ndarray]
+"""Logits with TTA, logits without it (None if they are the same), and the sample indices."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,11 @@ class EvalOutputs:
 
 def evaluate_split(
     model: nn.Module, loader: Loader, *, tta_flip: bool, group: ProcessGroup, batch_size: int = BATCH_SIZE
-) -> EvalOutputs:
-    """Run the model on all images of a split. Each process computes every size-th image, and all get all outputs.
+) -> EvalOutputs | None:
+    """Run the model on all images of a split; each process computes every size-th image.
+
+    Returns:
+        All outputs, in the main process; None in the others.
 
     Raises:
         DataError: No image can be read.
@@ -69,31 +78,53 @@ def evaluate_split(
     group.broadcast_buffers(model)
     own_indices = np.arange(group.rank, len(loader.source), group.size)
     batches = list(run_model(model, loader, own_indices, tta_flip, group.device, batch_size))
+    return gather_outputs(batches, loader, tta_flip, group)
+
+
+def evaluate_sharded(
+    model: nn.Module, loader: Loader, *, tta_flip: bool, group: ProcessGroup, batch_size: int = BATCH_SIZE
+) -> EvalOutputs | None:
+    """Run a model that the processes share on all images of a split; see `evaluate_split`."""
+    own_indices = np.arange(group.rank, len(loader.source), group.size)
+    batches = list(run_sharded_model(model, loader, own_indices, tta_flip, group, batch_size))
+    return gather_outputs(batches, loader, tta_flip, group)
+
+
+def gather_outputs(batches: list[Outputs], loader: Loader, tta_flip: bool, group: ProcessGroup) -> EvalOutputs | None:
+    """Gather the outputs of all processes in the main process, in the order of the images."""
     no_logits = np.empty((0, len(loader.source.labels)), np.float32)
-    nothing = (no_logits, no_logits, np.empty(0, np.int64))
-    own = tuple(np.concatenate(column) for column in zip(*batches, strict=True)) if batches else nothing
-    logits, plain, indices = (np.concatenate(column) for column in zip(*group.all_gather(own), strict=True))
-    if not len(indices):
-        reason = next(iter(loader.unreadable.values()), "")
-        raise DataError(f"None of the {len(loader.source)} images to evaluate on can be read. {reason}")
+    nothing = (no_logits, no_logits if tta_flip else None, np.empty(0, np.int64))
+    gathered = group.gather(concatenate(batches) if batches else nothing)
+    reasons = group.gather(next(iter(loader.unreadable.values()), ""))
+
+    def check() -> None:
+        if gathered and not any(len(indices) for _, _, indices in gathered):
+            reason = next(filter(None, reasons or ()), "")
+            raise DataError(f"None of the {len(loader.source)} images to evaluate on can be read. {reason}")
+
+    group.run_on_main(check)
+    if gathered is None:
+        return None
+    logits, plain, indices = concatenate(gathered)
     order = np.argsort(indices)
-    return EvalOutputs(logits[order], plain[order], loader.source.targets[indices[order]], indices[order])
+    logits = logits[order]
+    plain = logits if plain is None else plain[order]
+    return EvalOutputs(logits, plain, loader.source.targets[indices[order]], indices[order])
+
+
+def concatenate(parts: list[Outputs]) -> Outputs:
+    """Concatenate the outputs of batches or processes."""
+    logits, plain, indices = zip(*parts, strict=True)
+    return np.concatenate(logits), None if plain[0] is None else np.concatenate(plain), np.concatenate(indices)
 
 
 def run_model(
     model: nn.Module, loader: Loader, indices: np.ndarray, tta_flip: bool, device: torch.device, batch_size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield logits with TTA, logits without it, and the sample indices of each batch."""
-
-    def compute(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        images = batch.images.to(device)
-        with torch.inference_mode():
-            plain = model(images).float()
-            logits = (plain + model(images.flip(-1)).float()) / 2 if tta_flip else plain
-        return logits.cpu().numpy(), plain.cpu().numpy(), batch.indices
-
+) -> Iterator[Outputs]:
+    """Yield the outputs of each batch."""
     was_training = model.training
     model.eval()
+    compute = partial(run_batch, model, tta_flip, device)
     try:
         if device.type == "cpu":
             yield from loader.map_batches(compute, batch_size, indices)
@@ -101,3 +132,38 @@ def run_model(
             yield from map(compute, loader.eval_batches(batch_size, indices))
     finally:
         model.train(was_training)
+
+
+def run_sharded_model(
+    model: nn.Module, loader: Loader, indices: np.ndarray, tta_flip: bool, group: ProcessGroup, batch_size: int
+) -> Iterator[Outputs]:
+    """Yield the outputs of each batch of a sharded model.
+
+    All processes gather its weights together, so they compute equally many batches, one at a time: a process without
+    images left, or with unreadable ones only, computes one on zeros.
+    """
+    was_training = model.training
+    model.eval()
+    compute = partial(run_batch, model, tta_flip, group.device)
+    most_images = math.ceil(len(loader.source) / group.size)
+    num_batches = math.ceil(most_images / batch_size)
+    chunks = (indices[i * batch_size : (i + 1) * batch_size] for i in range(num_batches))
+    size = (loader.preprocess.channels, *loader.preprocess.size)
+    try:
+        for batch in prefetch(loader.make_eval_batch, chunks, loader.num_workers):
+            outputs = compute(batch if len(batch.indices) else replace(batch, images=torch.zeros(1, *size)))
+            if len(batch.indices):
+                yield outputs
+    finally:
+        model.train(was_training)
+
+
+@torch.inference_mode()
+def run_batch(model: nn.Module, tta_flip: bool, device: torch.device, batch: Batch) -> Outputs:
+    """Compute the outputs of one batch."""
+    images = batch.images.to(device)
+    plain = model(images).float()
+    if not tta_flip:
+        return plain.cpu().numpy(), None, batch.indices
+    logits = (plain + model(images.flip(-1)).float()) / 2
+    return logits.cpu().numpy(), plain.cpu().numpy(), batch.indices

@@ -1,5 +1,6 @@
 """The model at step 0: from scratch or from pretrained weights, with frozen weights and LoRA."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -46,13 +47,25 @@ class InitialState:
     notes: tuple[Note, ...] = ()
 
 
-def make_initial_state(config: Config, splits: DatasetSplits) -> InitialState:
-    """Make the model at step 0, which depends only on configuration, data and pretrained weights."""
+def make_initial_state(config: Config, splits: DatasetSplits, *, on_meta: bool = False) -> InitialState:
+    """Make the model at step 0, which depends only on configuration, data and pretrained weights.
+
+    Args:
+        config: The configuration.
+        splits: The data.
+        on_meta: Make the model without values, which another process will provide.
+    """
     torch.manual_seed(config.seed)
-    state = init_from_weights(config, splits) if config.init else init_from_scratch(config, splits)
-    freeze(state.model, config)
+    state = (init_from_weights if config.init else init_from_scratch)(config, splits, on_meta)
+    with default_device(on_meta):
+        freeze(state.model, config)
     optimize_for_cpu(state.model)
     return state
+
+
+def default_device(on_meta: bool) -> AbstractContextManager[Any]:
+    """Return the context in which modules are made: on the meta device, or where they are by default."""
+    return torch.device("meta") if on_meta else nullcontext()
 
 
 def first_phase_size(config: Config) -> Size | None:
@@ -68,7 +81,7 @@ def first_phase_size(config: Config) -> Size | None:
     return height, width
 
 
-def init_from_scratch(config: Config, splits: DatasetSplits) -> InitialState:
+def init_from_scratch(config: Config, splits: DatasetSplits, on_meta: bool) -> InitialState:
     """Build a randomly initialized model, normalized by the statistics of the training set."""
     model_config = config.model.replace(num_classes=len(splits.train.labels))
     if config.image_size:
@@ -81,10 +94,12 @@ def init_from_scratch(config: Config, splits: DatasetSplits) -> InitialState:
     are_photos = config.augment.crop == "resized" and not isinstance(splits.train, ArraySource)
     preprocess = Preprocess(size, crop=PHOTO_CROP if are_photos else 1.0, mean=mean, std=std)
     config = config.replace(model=model_config)
-    return InitialState(build_model(model_config), preprocess, config, {}, has_new_head=False)
+    with default_device(on_meta):
+        model = build_model(model_config)
+    return InitialState(model, preprocess, config, {}, has_new_head=False)
 
 
-def init_from_weights(config: Config, splits: DatasetSplits) -> InitialState:
+def init_from_weights(config: Config, splits: DatasetSplits, on_meta: bool) -> InitialState:
     """Load the weights of `init`, with a new head unless the labels are the same."""
     assert config.init is not None
     checkpoint = read_checkpoint(config.init)
@@ -102,7 +117,8 @@ def init_from_weights(config: Config, splits: DatasetSplits) -> InitialState:
         raise ConfigError(f"init: {config.init} has {channels} input channels, but images have 1 or 3.")
     provenance = {"init": config.init, "of": checkpoint.provenance}
     config = config.replace(model=checkpoint.config)
-    model = checkpoint.build_model().train()
+    with default_device(on_meta):
+        model = build_model(config.model) if on_meta else checkpoint.build_model().train()
     return InitialState(model, checkpoint.preprocess, config, provenance, not keeps_head, pretrained_head, notes)
 
 

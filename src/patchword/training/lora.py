@@ -22,11 +22,6 @@ class LoRALinear(nn.Module):
         update: Tensor = torch.einsum("bnpr,pwr->bnpw", low, self.up).flatten(2)
         return self.linear(x) + update
 
-    def merged_weight(self) -> Tensor:
-        """Return the weight of the equivalent plain linear layer."""
-        down = self.down.reshape(self.num_maps, -1, self.down.shape[1])  # (num_maps, rank, D)
-        return self.linear.weight + torch.einsum("pwr,prd->pwd", self.up, down).flatten(0, 1)
-
 
 def add_lora(model: nn.Module, rank: int) -> None:
     """Freeze the model except its heads, and add LoRA to the projections of every attention layer."""
@@ -38,14 +33,23 @@ def add_lora(model: nn.Module, rank: int) -> None:
 
 
 @torch.no_grad()
-def merge_lora(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state dict with every LoRA update merged into its weight: that of a plain model."""
-    state = {n: t.detach() for n, t in model.state_dict().items()}
-    for name, module in model.named_modules():
-        if isinstance(module, LoRALinear):
-            for key in [n for n in state if n.startswith(f"{name}.")]:
-                del state[key]
-            state[f"{name}.weight"] = module.merged_weight()
-            if module.linear.bias is not None:
-                state[f"{name}.bias"] = module.linear.bias.detach()
-    return state
+def merge_lora(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Merge every LoRA update of a state dict into its weight: the result is that of a plain model."""
+    names = [name.removesuffix(".up") for name in state if name.endswith(".up")]
+    layers = {layer for layer in names if f"{layer}.linear.weight" in state}
+    merged = {}
+    for name, tensor in state.items():
+        layer, _, leaf = name.rpartition(".linear.")
+        if layer in layers and leaf == "weight":
+            merged[f"{layer}.weight"] = merge_weight(tensor, state[f"{layer}.down"], state[f"{layer}.up"])
+        elif layer in layers:
+            merged[f"{layer}.{leaf}"] = tensor
+        elif name.rpartition(".")[0] not in layers:
+            merged[name] = tensor
+    return merged
+
+
+def merge_weight(weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """Return the weight of the plain linear layer that is equivalent to a `LoRALinear`."""
+    down = down.reshape(len(up), -1, down.shape[1])  # (num_maps, rank, D)
+    return weight + torch.einsum("pwr,prd->pwd", up, down).flatten(0, 1)

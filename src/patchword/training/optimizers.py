@@ -36,7 +36,8 @@ def make_optimizers(model: nn.Module, config: OptimConfig, precision: Precision 
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if config.name == "sgd":
         groups = make_param_groups(model, named, config, config.lr)
-        return [torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)]
+        is_sharded = any(hasattr(p, "to_local") for _, p in named)  # torch's fused SGD knows no sharded tensors
+        return [torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=not is_sharded)]
     matrices = [(n, p) for n, p in named if config.name == "muon" and is_hidden_matrix(n, p)]
     muon_names = {n for n, _ in matrices}
     rest = make_param_groups(model, [(n, p) for n, p in named if n not in muon_names], config, config.lr)

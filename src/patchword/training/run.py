@@ -9,7 +9,8 @@ import platform
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from .. import __version__
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import Config
 from ..config.config_checks import config_notes
+from ..config.train import Parallel
 from ..core.runtime import StopSignal, limit_threads, machine_info
 from ..data.check_readable import require_readable
+from ..data.loader import Loader
 from ..data.resolve import open_data, subsample, with_validation
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note, Stopped, TrainingError
-from ..models import optimize_for_cpu
+from ..models import build_model, optimize_for_cpu
 from ..report import TrainingReport, write_training_report
 from .allocator import retain_freed_memory
 from .auto_resume import ResumeMode, find_run_to_resume, finished_result, is_restarted
@@ -34,7 +37,8 @@ from .budget_clock import BudgetClock, StepClock
 from .callbacks import Callback, LogRow, RunInfo, TrainResult
 from .checkpointing import CheckpointStore, LoadedCheckpoint, Snapshot, read_training_checkpoint
 from .distributed import ProcessGroup
-from .evaluator import EvalOutputs, evaluate_split
+from .evaluator import EvalOutputs, evaluate_sharded, evaluate_split
+from .init_model import default_device
 from .nan_guard import Fault, write_fault
 from .pacing import Pacing, make_clock
 from .precision import resolve_precision
@@ -100,12 +104,12 @@ def train(
         ```
     """
     started = now() if started is None else started
-    with contextlib.closing(ProcessGroup()) as group, limit_threads(config.num_threads):
+    with contextlib.closing(ProcessGroup(config.dist_timeout)) as group, limit_threads(config.num_threads):
         existing = find_run_to_resume(config, out, resume, group)
         if existing is not None:
             if group.run_on_main(lambda: is_finished(existing)):
                 return finished_result(existing, callbacks) if group.is_main else None
-            return continue_run(existing, splits, group, callbacks, started, now)
+            return continue_run(existing, splits, group, callbacks, started, now, config.parallel)
         config = config.replace(precision=resolve_precision(config.precision, group.device))
         opened = open_splits(config, splits, None)  # before the directory is created: a path may be wrong
         for name, source in opened.as_dict().items():
@@ -126,6 +130,7 @@ def resume(
     *,
     splits: DatasetSplits | None = None,
     callbacks: tuple[Callback, ...] = (),
+    parallel: Parallel | None = None,
     started: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> TrainResult | None:
@@ -135,6 +140,7 @@ def resume(
         run_dir: The run directory.
         splits: The same data as in `train`, if it was called with `splits`.
         callbacks: As in `train`.
+        parallel: "ddp" or "fsdp", if the run continues in another way than it was started; see `Config.parallel`.
         started: As in `train`.
         now: As in `train`.
 
@@ -155,7 +161,7 @@ def resume(
     started = now() if started is None else started
     run_dir = Path(run_dir).expanduser()
     config = read_config(run_dir)
-    with contextlib.closing(ProcessGroup()) as group, limit_threads(config.num_threads):
+    with contextlib.closing(ProcessGroup(config.dist_timeout)) as group, limit_threads(config.num_threads):
         if group.run_on_main(lambda: is_finished(run_dir)):
             if not is_restarted(group):
                 report = run_dir / REPORT_FILE
@@ -164,7 +170,7 @@ def resume(
                     code="run_finished",
                 )
             return finished_result(run_dir, callbacks) if group.is_main else None
-        return continue_run(run_dir, splits, group, callbacks, started, now)
+        return continue_run(run_dir, splits, group, callbacks, started, now, parallel)
 
 
 def continue_run(
@@ -174,10 +180,12 @@ def continue_run(
     callbacks: tuple[Callback, ...],
     started: float,
     now: Callable[[], float],
+    parallel: Parallel | None = None,
 ) -> TrainResult | None:
-    """Run an existing run directory to its end."""
+    """Run an existing run directory to its end, with `parallel` instead of what it was started with, if given."""
     with hold_run_lock(run_dir, group):  # before anything is read: another process may be about to replace it
         config = read_config(run_dir)
+        config = config.replace(parallel=parallel or config.parallel)
         resolve_precision(config.precision, group.device)  # raises if this machine cannot compute in it
         opened = open_splits(config, splits, read_split(run_dir))
         return Run(run_dir, config, opened, group, callbacks, started, now).run()
@@ -199,6 +207,17 @@ def open_splits(config: Config, splits: DatasetSplits | None, saved: dict[str, A
             "data.source is empty. Give your data, as in `patchword train finetune --data.source photos`."
         )
     return open_data(config.data, config.seed, saved)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What comes after a step: `progress` is the completed fraction of the run."""
+
+    progress: float
+    is_over: bool
+    is_eval_due: bool
+    is_save_due: bool
+    is_stopped: bool
 
 
 class Run:
@@ -227,7 +246,7 @@ class Run:
         retain_freed_memory()
         self.run_dir, self.splits, self.group, self.started, self.now = run_dir, splits, group, started, now
         self.callbacks = callbacks if group.is_main else ()
-        self.store = CheckpointStore(run_dir, config.keep_last)
+        self.store = CheckpointStore(run_dir, config.keep_last, group if group.shards(config) else None)
         loaded = self.store.load()
         self.trainer = Trainer(config, splits, group, fresh=loaded is None, now=now)
         self.config = self.trainer.config
@@ -251,7 +270,10 @@ class Run:
     def restore(self, loaded: LoadedCheckpoint) -> None:
         """Continue from a checkpoint."""
         snapshot = loaded.snapshot
-        self.trainer.restore(snapshot.step, loaded.model, snapshot.tensors)
+        if loaded.shards is None:
+            self.trainer.restore(snapshot.step, loaded.model, snapshot.tensors)
+        else:
+            self.trainer.restore_shards(snapshot.step, loaded.shards)
         self.best, self.metrics_bytes = snapshot.best, snapshot.metrics_bytes
         self.spent = max(self.spent, snapshot.seconds)
         self.notes = [*(self.notes if snapshot.notes is None else snapshot.notes), *loaded.notes]
@@ -313,26 +335,40 @@ class Run:
 
     def train_loop(self, stop: StopSignal) -> None:
         """Make steps until the run is over, with evaluations and checkpoints in between."""
-        trainer, clock, group = self.trainer, self.clock, self.group
+        trainer = self.trainer
         trainer.start_loader()
-        is_over = group.broadcast(clock.is_over(trainer.step))
-        while not is_over:
+        decision = self.decide(stop)
+        while not decision.is_over:
             started = self.now()
-            progress = group.broadcast(clock.progress(trainer.step))
             try:
-                metrics = trainer.train_step(progress)
+                metrics = trainer.train_step(decision.progress)
             except NonFiniteStepError as error:
                 self.stop_at_fault(error.fault, error.batch)
             self.after_step(metrics, self.now() - started)
-            is_over = group.broadcast(clock.is_over(trainer.step))
-            if is_over or group.broadcast(self.pacing.is_eval_due(trainer.step)):
-                self.evaluate(is_last=is_over)
-            elif self.is_save_due():
+            decision = self.decide(stop)
+            if decision.is_over or decision.is_eval_due:
+                self.evaluate(is_last=decision.is_over)
+            elif decision.is_save_due:
                 self.save()
-            if group.broadcast(stop.signal is not None):
+            if decision.is_over or decision.is_eval_due or decision.is_save_due:  # which took a while
+                decision = replace(self.decide(stop), is_over=decision.is_over)
+            if decision.is_stopped:
                 self.save()
                 message = f"stopped at step {trainer.step}; continue with: patchword resume {self.run_dir}"
                 raise Stopped(message, stop.signal or signal.SIGTERM)
+
+    def decide(self, stop: StopSignal) -> "Decision":
+        """Return the main process's decision on what comes next, in one message: clocks and signals differ."""
+        clock, step = self.clock, self.trainer.step
+        own = Decision(
+            progress=clock.progress(step),
+            is_over=clock.is_over(step),
+            is_eval_due=self.pacing.is_eval_due(step),
+            is_save_due=self.pacing.is_save_due(),
+            is_stopped=stop.signal is not None,
+        )
+        progress, *flags = self.group.broadcast_numbers([float(value) for value in astuple(own)])
+        return Decision(progress, *map(bool, flags))
 
     def after_step(self, metrics: dict[str, float | None], seconds: float) -> None:
         """Record the time of a step, report it, and log some of the steps."""
@@ -375,30 +411,40 @@ class Run:
     def evaluate(self, is_last: bool) -> None:
         """Evaluate on the validation set; save if that is the best evaluation, the last, or a save is due."""
         started = self.now()
-        outputs = self.evaluate_model(self.trainer.eval_model)
-        self.require_finite(outputs)
+        outputs = self.evaluate_model(self.trainer.eval_model, self.trainer.val)
+        self.group.run_on_main(lambda: self.require_finite(outputs))
         self.pacing.record_evaluation(self.now() - started)
         note = None
         if is_last and self.config.wise_ft_alpha < 1:
             assert self.trainer.ema is not None
-            outputs, note = select_interpolation(self.trainer.ema, outputs, self.evaluate_model)
-        row = {"kind": "val", **self.position(), **outputs.metrics(), **self.timing()}
-        is_best = is_better(row, self.best)
+            evaluate = partial(self.evaluate_model, loader=self.trainer.val)
+            outputs, note = select_interpolation(self.trainer.ema, outputs, evaluate, self.group)
+        row, best = self.group.run_on_main(lambda: self.assess(outputs))
         self.log(row)
-        if is_best:
-            self.best = {name: value for name, value in row.items() if name != "seconds"}
-            self.best["temperature"] = round(outputs.temperature(), 4)
+        if best is not None:
+            self.best = best
             if note:  # otherwise the interpolation of an earlier step is published
                 self.add_note(note)
-        if is_best or is_last or self.is_save_due():
+        if best is not None or is_last or self.is_save_due():
             self.save()
 
-    def evaluate_model(self, model: nn.Module) -> EvalOutputs:
-        """Run a model on the validation set."""
-        return evaluate_split(model, self.trainer.val, tta_flip=self.config.tta_flip, group=self.group)
+    def evaluate_model(self, model: nn.Module, loader: Loader) -> EvalOutputs | None:
+        """Run a model on a split; only the main process gets the outputs."""
+        evaluate = evaluate_split if self.trainer.sharding is None else evaluate_sharded
+        return evaluate(model, loader, tta_flip=self.config.tta_flip, group=self.group)
 
-    def require_finite(self, outputs: EvalOutputs) -> None:
+    def assess(self, outputs: EvalOutputs | None) -> tuple[LogRow, LogRow | None]:
+        """Return the row of an evaluation, and what is remembered of it if it is the best so far."""
+        assert outputs is not None
+        row: LogRow = {"kind": "val", **self.position(), **outputs.metrics(), **self.timing()}
+        if not is_better(row, self.best):
+            return row, None
+        best = {name: value for name, value in row.items() if name != "seconds"}
+        return row, {**best, "temperature": round(outputs.temperature(), 4)}
+
+    def require_finite(self, outputs: EvalOutputs | None) -> None:
         """Stop the run if logits are NaN or Inf."""
+        assert outputs is not None
         if not np.isfinite(outputs.logits).all():
             raise TrainingError(
                 f"After step {self.trainer.step} the validation logits contain NaN or Inf although the training loss "
@@ -413,22 +459,30 @@ class Run:
     def save(self) -> None:
         """Save a checkpoint."""
         started = self.now()
-        self.group.run_on_main(self.write_checkpoint)
+        if self.trainer.sharding is None:
+            self.group.run_on_main(self.write_checkpoint)
+        else:
+            snapshot = self.group.run_on_main(lambda: self.make_snapshot({}))
+            self.store.save_sharded(snapshot, self.trainer.sharded_tensors())
         self.pacing.record_save(started)
 
     def write_checkpoint(self) -> None:
         """Write the checkpoint of the current step."""
+        snapshot = self.make_snapshot(self.trainer.state_tensors())
+        self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
+
+    def make_snapshot(self, tensors: dict[str, Tensor]) -> Snapshot:
+        """Describe the state of the run; its metrics are synced to disk first."""
         assert self.metrics_log is not None
-        snapshot = Snapshot(
+        return Snapshot(
             step=self.trainer.step,
             seconds=self.seconds,
             metrics_bytes=self.metrics_log.sync(),
             best=self.best,
-            tensors=self.trainer.state_tensors(),
+            tensors=tensors,
             notes=tuple(self.notes),
             first_step_at=self.clock.first_step_at if isinstance(self.clock, BudgetClock) else None,
         )
-        self.store.save(snapshot, self.trainer.checkpoint(self.provenance()))
 
     def provenance(self) -> dict[str, Any]:
         """Return which run the current weights come from."""
@@ -439,9 +493,9 @@ class Run:
         self.save()
         faults = self.group.all_gather((fault, batch))  # only the process with the bad samples knows the location
         fault, batch = next((pair for pair in faults if pair[0].location), faults[0])
+        raw = self.trainer.checkpoint(self.provenance(), raw=True)
 
         def write() -> Path:
-            raw = self.trainer.checkpoint(self.provenance(), raw=True)
             return write_fault(self.run_dir, fault, raw, batch, self.trainer.objective.weights)
 
         folder = self.group.run_on_main(write)
@@ -465,17 +519,16 @@ class Run:
         best = self.best_checkpoint(self.best)
         metrics = {"val": {k: v for k, v in self.best.items() if k not in ("kind", "step", "epoch")}}
         split, loader = ("val", self.trainer.val) if self.trainer.test is None else ("test", self.trainer.test)
-        model = optimize_for_cpu(best.build_model()).to(self.group.device)
-        outputs = evaluate_split(model, loader, tta_flip=self.config.tta_flip, group=self.group)
+        outputs = self.evaluate_model(self.published_model(best), loader)
         temperature = self.best.get("temperature", 1.0)
-        if split == "test":
+        if split == "test" and outputs is not None:
             metrics["test"] = {**outputs.metrics(), **outputs.calibration_metrics(temperature)}
             self.log({"kind": "test", **self.position(), **metrics["test"], **self.timing()})
         loaders = {"train": self.trainer.loader, "val": self.trainer.val, "test": self.trainer.test}
         unreadable = unreadable_images(loaders)
         for note in unreadable_notes(unreadable):
             self.add_note(note)
-        if not self.group.is_main:
+        if outputs is None:
             return None
         provenance = {**best.provenance, **self.origin(), "metrics": metrics}
         results = {**classification_results(loader, outputs), "split": split, "metrics": metrics[split]}
@@ -493,13 +546,22 @@ class Run:
         )
 
     def best_checkpoint(self, best: LogRow) -> Checkpoint:
-        """Return the evaluated model of the best step."""
+        """Return the evaluated model of the best step; with sharding, only the main process gets its tensors."""
         current = self.trainer.checkpoint(self.provenance())
         if best["step"] == self.trainer.step:
             return current
-        _, tensors = read_training_checkpoint(self.store.path(best["step"]))
+        is_needed = self.trainer.sharding is None or self.group.is_main
+        tensors = read_training_checkpoint(self.store.path(best["step"]))[1] if is_needed else {}
         position = {"step": best["step"], "epoch": best["epoch"]}
         return replace(current, tensors=tensors, provenance={**current.provenance, **position})
+
+    def published_model(self, best: Checkpoint) -> nn.Module:
+        """Build the model that is published, shared among the processes if they share the trained one."""
+        if self.trainer.sharding is None:
+            return optimize_for_cpu(best.build_model()).to(self.group.device)
+        with default_device(on_meta=not self.group.is_main):
+            model = best.build_model() if self.group.is_main else build_model(best.config)
+        return self.trainer.sharding.shard(optimize_for_cpu(model)).eval()
 
     def origin(self) -> dict[str, Any]:
         """Return what is needed to train the same model again."""

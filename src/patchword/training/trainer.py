@@ -1,10 +1,12 @@
 """The state of a run between two steps, and the training step. Knows nothing about time, files or the user."""
 
+import copy
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,9 @@ from .nan_guard import Fault, locate_fault
 from .optimizers import SAM, make_optimizers, set_lr
 from .precision import autocast
 from .schedule import lr_factor
+
+if TYPE_CHECKING:
+    from .fsdp import Sharding  # takes a second to import, which only sharded runs spend
 
 MAX_PROBE_FRACTION = 0.2  # of a time budget, for the features that a new head is fitted on
 
@@ -70,7 +75,7 @@ class Trainer:
         fresh: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        initial = make_initial_state(config, splits)
+        initial = make_initial_state(config, splits, on_meta=group.shards(config) and not group.is_main)
         self.config, self.preprocess, self.group = initial.config, initial.preprocess, group
         self.model, self.init_provenance = initial.model, initial.provenance
         self.labels, self.multi_label = splits.train.labels, splits.train.multi_label
@@ -80,8 +85,8 @@ class Trainer:
         self.seconds_per_image = 0.0
         if fresh and initial.has_new_head and config.head_init == "probe":
             self.probe_head(initial, splits, now)
-        set_train_mode(self.model.to(group.device))
-        group.broadcast_state(self.model)  # the head probe is limited by time, so each process has its own
+        self.sharding = self.share_model()
+        set_train_mode(self.model)
         self.make_optimization(splits)
         self.is_first_phase, self.first_phase_size = False, first_phase_size(self.config)
         self.step, self.batches = 0, self.loader.train_batches(())
@@ -116,6 +121,17 @@ class Trainer:
         )
         self.notes.append(note)
 
+    def share_model(self) -> "Sharding | None":
+        """Shard the model or, with "ddp", give every process the main process's: each has probed its own head."""
+        if not self.group.shards(self.config):
+            self.group.broadcast_state(self.model.to(self.group.device))
+            return None
+        from .fsdp import Sharding
+
+        sharding = Sharding(self.config, self.group)
+        sharding.shard(self.model)
+        return sharding
+
     def make_optimization(self, splits: DatasetSplits) -> None:
         """Make the loss, the teacher, the optimizers and the EMA."""
         config, device = self.config, self.group.device
@@ -130,12 +146,18 @@ class Trainer:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.sam = SAM(self.parameters, config.optim.sam_rho) if config.optim.sam_rho else None
         init_weight = 1 - config.wise_ft_alpha
-        self.ema = ModelEma(self.model, config.ema, init_weight) if config.ema or init_weight else None
+        copy_model = copy.deepcopy if self.sharding is None else self.sharding.copy
+        self.ema = ModelEma(self.model, config.ema, init_weight, copy_model) if config.ema or init_weight else None
 
     @property
     def eval_model(self) -> nn.Module:
         """The model that is evaluated and published: the EMA, if there is one."""
         return self.ema.model if self.ema else self.model
+
+    @property
+    def micro_batch_size(self) -> int:
+        """The number of images of a micro-batch, in total over all processes."""
+        return self.config.batch_size // self.config.grad_accum_steps
 
     @property
     def epoch(self) -> float:
@@ -154,10 +176,10 @@ class Trainer:
 
     def batch_ranges(self, step: int) -> Iterator[tuple[int, int]]:
         """Yield this process's range of sampler positions for each micro-batch from `step` on, without end."""
-        size = self.config.batch_size // self.config.grad_accum_steps // self.group.size
+        size = self.micro_batch_size
+        start, stop = own_range(size, self.group, in_pairs=mixes_pairs(self.config))
         for number in itertools.count(step * self.config.grad_accum_steps):
-            start = (number * self.group.size + self.group.rank) * size
-            yield start, start + size
+            yield number * size + start, number * size + stop
 
     def train_step(self, progress: float) -> dict[str, float | None]:
         """Make one training step.
@@ -196,23 +218,26 @@ class Trainer:
         accuracies: list[Tensor] = []
         for number, batch in enumerate(batches):
             inputs = self.prepare_inputs(batch)
+            weight = len(batch.indices) * self.group.size / self.micro_batch_size  # 1 if processes have equal shares
             if self.cpu_parallel is not None:
                 loss, logits = self.cpu_parallel.backward(inputs, 1 / len(batches))
             else:
                 torch.manual_seed(self.dropout_seed(number))
                 with autocast(self.config.precision, self.group.device):
                     loss, logits = self.objective(self.model, **inputs)
-                (loss / len(batches)).backward()
+                (loss * weight / len(batches)).backward()
                 loss = loss.detach().float()
-            losses.append(loss)
+            losses.append(loss * weight)
             if batch.targets.ndim == 1:
                 correct = logits.detach().argmax(1) == batch.targets.to(self.group.device)
-                accuracies.append(correct.float().mean())
+                accuracies.append(correct.float().mean() * weight)
         means = [torch.stack(losses).mean(), torch.stack(accuracies).mean() if accuracies else losses[0].new_zeros(())]
         mean_loss, accuracy = self.group.all_reduce_mean(torch.stack(means)).tolist()
-        self.group.average_gradients(self.parameters)
-        grad_norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
-        return mean_loss, accuracy if accuracies else None, grad_norm
+        if self.sharding is None:
+            self.group.average_gradients(self.parameters)
+        grad_norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        grad_norm = grad_norm if self.sharding is None else self.sharding.gather(grad_norm)
+        return mean_loss, accuracy if accuracies else None, grad_norm.item()
 
     def prepare_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return images, targets and the teacher's logits. The teacher always sees full-size images."""
@@ -251,7 +276,8 @@ class Trainer:
 
     def find_fault(self, batches: list[Batch]) -> tuple[Fault, dict[str, Tensor]]:
         """Find out which micro-batch of the discarded step failed, and where."""
-        model = self.checkpoint(raw=True).build_model().to(self.group.device)  # fully trainable, as `replay` builds it
+        whole = self.checkpoint(raw=True, everywhere=True)
+        model = whole.build_model().to(self.group.device)  # fully trainable, as `replay` builds it
         failed, location = 0, None
         for number, batch in enumerate(batches):
             inputs = self.prepare_inputs(batch)
@@ -264,9 +290,20 @@ class Trainer:
         fault = Fault(self.step, failed, self.dropout_seed(failed), location, samples, objective, precision)
         return fault, self.prepare_inputs(batches[failed])
 
-    def checkpoint(self, provenance: dict[str, Any] | None = None, *, raw: bool = False) -> Checkpoint:
-        """Return the evaluated model (`raw`: the trained one) with its preprocessing, labels and provenance."""
-        tensors = {n: t.cpu() for n, t in merge_lora(self.model if raw else self.eval_model).items()}
+    def checkpoint(
+        self, provenance: dict[str, Any] | None = None, *, raw: bool = False, everywhere: bool = False
+    ) -> Checkpoint:
+        """Return the evaluated model with its preprocessing, labels and provenance.
+
+        Args:
+            provenance: Where the weights come from.
+            raw: Return the trained model instead.
+            everywhere: Of a sharded model, give the tensors to all processes, not only to the main process.
+        """
+        state = (self.model if raw else self.eval_model).state_dict()
+        if self.sharding is not None:
+            state = self.sharding.gather_state(state, keep=everywhere or self.group.is_main)
+        tensors = {n: t.cpu() for n, t in merge_lora(state).items()}
         return Checkpoint(
             self.config.model,
             tensors,
@@ -286,6 +323,15 @@ class Trainer:
         if self.ema is not None:
             tensors |= {f"start.{n}": t for n, t in self.ema.initial.items()}
         return tensors
+
+    def sharded_tensors(self) -> dict[str, Tensor]:
+        """Return everything that training needs, as sharded tensors: the content of a sharded checkpoint."""
+        tensors = {f"optim.{n}.{slot}": t for n, slot, t in self.optimizer_slots()}
+        tensors |= {f"weights.{n}": t for n, t in self.model.state_dict().items()}
+        if self.ema is not None:
+            tensors |= {f"average.{n}": t for n, t in self.ema.model.state_dict().items()}
+            tensors |= {f"start.{n}": t for n, t in self.ema.initial.items()}
+        return dict(sorted(tensors.items()))  # a resumed optimizer has its state in another order
 
     def optimizer_slots(self) -> Iterator[tuple[str, str, Tensor]]:
         """Yield parameter name, slot name ("exp_avg", ...) and value of the optimizers' state."""
@@ -308,32 +354,77 @@ class Trainer:
         def with_prefix(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
-        self.model.load_state_dict(with_prefix("weights.") or model)
+        self.load_tensors(self.model.state_dict(), with_prefix("weights.") or model)
         if self.ema is not None:
-            self.ema.model.load_state_dict(with_prefix("average.") or model)
-            for name, value in with_prefix("start.").items():  # the weights of `init` do not hold a probed head
-                self.ema.initial[name].copy_(value)
-        owners = {p: o for o in self.optimizers for g in o.param_groups for p in g["params"]}
-        parameters = dict(self.model.named_parameters())
+            self.load_tensors(self.ema.model.state_dict(), with_prefix("average.") or model)
+            start = with_prefix("start.")  # the weights of `init` do not hold a probed head
+            self.load_tensors({name: self.ema.initial[name] for name in start}, start)
         for key, value in with_prefix("optim.").items():
-            name, _, slot = key.rpartition(".")
-            parameter = parameters[name]
-            owners[parameter].state[parameter][slot] = value.to(parameter.device)
+            parameter, slots, slot = self.optimizer_slot(key)
+            value = value.to(parameter.device)
+            slots[slot] = value if self.sharding is None else self.sharding.shard_like(parameter, value)
         self.step = step
+
+    @torch.no_grad()
+    def load_tensors(self, targets: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+        """Copy whole tensors, which every process has read, into those of this process, sharded or not."""
+        assert targets.keys() == values.keys()
+        for name, target in targets.items():
+            value = values[name].to(target.device)
+            target.copy_(value if self.sharding is None else self.sharding.shard_like(target, value))
+
+    def restore_shards(self, step: int, folder: Path) -> None:
+        """Restore the state at `step` from a sharded checkpoint, which any number of processes may have written."""
+        from .sharded_checkpoint import read_shards, tensor_shapes_in
+
+        for key, saved in tensor_shapes_in(folder).items():
+            if key.startswith("optim."):
+                parameter, slots, slot = self.optimizer_slot(key.removeprefix("optim."))
+                like = parameter if saved.shape == parameter.shape else torch.empty(saved.shape)
+                slots[slot] = torch.zeros_like(like, dtype=saved.dtype)
+        read_shards(folder, self.sharded_tensors())
+        self.step = step
+
+    def optimizer_slot(self, key: str) -> tuple[nn.Parameter, dict[str, Tensor], str]:
+        """Find parameter, optimizer state and slot by the name in a checkpoint, such as "head.bias.exp_avg"."""
+        name, _, slot = key.rpartition(".")
+        parameter = self.model.get_parameter(name)
+        groups = ((optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups)
+        owner = next(optimizer for optimizer, group in groups if any(p is parameter for p in group["params"]))
+        return parameter, owner.state[parameter], slot
+
+
+def mixes_pairs(config: Config) -> bool:
+    """Whether augmentation mixes neighboring images of a batch, which then belong in the same process."""
+    return config.augment.mixup > 0 or config.augment.cutmix > 0
+
+
+def own_range(size: int, group: ProcessGroup, *, in_pairs: bool) -> tuple[int, int]:
+    """Return which images of a micro-batch this process computes; pairs stay together.
+
+    Args:
+        size: The number of images of the micro-batch.
+        group: The processes; their shares differ by at most one image or pair.
+        in_pairs: Whether images 2i and 2i + 1 belong together.
+    """
+    unit = 2 if in_pairs else 1
+    num_units = -(-size // unit)
+    start, stop = (unit * (num_units * rank // group.size) for rank in (group.rank, group.rank + 1))
+    return start, min(stop, size)
 
 
 def check_batch_size(config: Config, group: ProcessGroup) -> None:
-    """Raise ConfigError unless the batch divides evenly among processes, with pairs for mixup and cutmix."""
-    divisor = config.grad_accum_steps * group.size
-    size, rest = divmod(config.batch_size, divisor)
-    if rest:
+    """Raise ConfigError unless every process gets an image of each micro-batch, or a pair for mixup and cutmix."""
+    size, in_pairs = config.batch_size // config.grad_accum_steps, mixes_pairs(config)
+    smallest = group.size * (2 if in_pairs else 1)
+    if size < group.size or (in_pairs and group.size > 1 and size < smallest):
+        per_process = "two images (mixup and cutmix mix pairs)" if in_pairs else "one image"
         raise ConfigError(
-            f"batch_size {config.batch_size} cannot be divided among {group.size} processes x grad_accum_steps "
-            f"{config.grad_accum_steps}. Use a multiple of {divisor}."
+            f"batch_size {config.batch_size} in {config.grad_accum_steps} micro-batches is too small for {group.size} "
+            f"processes, each of which needs {per_process}. Use at least {smallest * config.grad_accum_steps}."
         )
-    mixes = config.augment.mixup or config.augment.cutmix
-    if mixes and size % 2 and divisor > 1:
+    if in_pairs and size % 2 and group.size * config.grad_accum_steps > 1:
         raise ConfigError(
-            f"augment.mixup and augment.cutmix mix pairs, so each process needs an even number of images, not {size}. "
+            f"augment.mixup and augment.cutmix mix pairs, so batch_size / grad_accum_steps must be even, not {size}. "
             "Change batch_size or grad_accum_steps."
         )

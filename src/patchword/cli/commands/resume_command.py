@@ -1,15 +1,19 @@
 """`patchword resume`: continue a training run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from ..arguments import positional
+from ..arguments import arg, positional
 from ..model_args import JsonFlag
 from ..output import print_train_result
 from . import train_command
 
 
-def resume(run: Annotated[Path, positional("RUN")], json: JsonFlag = False) -> int:
+def resume(
+    run: Annotated[Path, positional("RUN")],
+    parallel: Annotated[Literal["ddp", "fsdp"] | None, arg("ddp|fsdp")] = None,
+    json: JsonFlag = False,
+) -> int:
     """Resume a training run that was stopped or killed, from its last checkpoint.
 
     Example: patchword resume runs/photos
@@ -18,6 +22,7 @@ def resume(run: Annotated[Path, positional("RUN")], json: JsonFlag = False) -> i
 
     Args:
         run: run directory, e.g. runs/photos
+        parallel: how several processes share the model from now on; by default, as before
     """
     from ... import training
     from ...training.console import ConsoleCallback
@@ -25,4 +30,5 @@ def resume(run: Annotated[Path, positional("RUN")], json: JsonFlag = False) -> i
     from ...training.run_dir import read_config
 
     callbacks = (ConsoleCallback(), *make_loggers(read_config(run)))
-    return print_train_result(training.resume(run, callbacks=callbacks, started=train_command.START_TIME), json)
+    result = training.resume(run, callbacks=callbacks, parallel=parallel, started=train_command.START_TIME)
+    return print_train_result(result, json)

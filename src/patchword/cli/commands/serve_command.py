@@ -7,6 +7,7 @@ from ...errors import ConfigError, how_to_install
 from ..model_args import NO_OVERRIDES, EngineName, ModelArgs, ModelReference, model_title, require_trained_head
 
 TOKEN = "PATCHWORD_TOKEN"
+MAX_DRAIN_SECONDS = 3600
 
 
 def serve(
@@ -18,6 +19,7 @@ def serve(
     queue_size: int = 256,
     num_threads: int | None = None,
     engine: EngineName = "torch",
+    drain_seconds: float = 0.0,
 ) -> int:
     """Serve a model over HTTP: a JSON API, and a web page to try it in the browser.
 
@@ -32,12 +34,16 @@ def serve(
         batch_size: maximum number of images per batch
         queue_size: maximum number of images in the server at once; further requests are rejected with status 503
         num_threads: number of CPU threads of the model; by default, all cores
+        drain_seconds: seconds after SIGTERM in which requests are still accepted while /readyz returns 503, so that a
+            load balancer sends them elsewhere; set it if there is one
     """
     if not 0 <= port < 2**16:
         raise ConfigError(f"--port must be between 0 and 65535, not {port}.")
     for flag, value in (("batch-size", batch_size), ("queue-size", queue_size), ("num-threads", num_threads)):
         if value is not None and value < 1:
             raise ConfigError(f"--{flag} must be at least 1, not {value}.")
+    if not 0 <= drain_seconds <= MAX_DRAIN_SECONDS:
+        raise ConfigError(f"--drain-seconds must be between 0 and {MAX_DRAIN_SECONDS}, not {drain_seconds:g}.")
     try:
         from ...serve.limits import Limits
         from ...serve.server import run_server
@@ -50,7 +56,7 @@ def serve(
     with open_listener(host, port) as listener:  # a port in use is reported before the model is loaded
         checkpoint = model_args.read(model)
         require_trained_head(checkpoint)
-        run_server(checkpoint, model_title(model), listener, token, num_threads, limits, engine)
+        run_server(checkpoint, model_title(model), listener, token, num_threads, limits, engine, drain_seconds)
     return 0
 
 
