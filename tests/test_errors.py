@@ -67,6 +67,13 @@ CLASS_CODES = {
 }
 RAISED_CODES = {
     "access_denied",
+    "chunk_crashes",
+    "image_crashes",
+    "machine_differs",
+    "output_differs",
+    "parts_missing",
+    "ray_failed",
+    "ray_unreachable",
     "invalid_key",
     "invalid_reference",
     "object_changed",
@@ -129,6 +136,7 @@ STATUS_CODES = {
     504: "response_timeout",
 }
 NOTE_CODES = {
+    "machine_differs",
     "architecture_assumed",
     "architecture_by_name",
     "best_checkpoint_damaged",

@@ -332,6 +332,16 @@ def test_predict_json(command: Any, photos: Path, tmp_path: Path) -> None:
     check_schema("predict", command("predict", "patchword:cifar10", *images, "--json", code=3))
 
 
+@pytest.mark.slow
+def test_predict_parts_json(command: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    images = (photos / "cat/0.png", tmp_path / "broken.png")
+    found = command("predict", "patchword:cifar10", *images, "--out", tmp_path / "out", "--json", code=3)
+    check_schema("predict_parts", found, data_keys=("error_codes",))
+    manifest = json.loads((tmp_path / "out/manifest/manifest.json").read_text())
+    check_schema("predict_manifest", manifest)
+
+
 def test_embed_json(command: Any, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     arguments = ("--out", tmp_path / "features.npz", "--json")

@@ -88,6 +88,7 @@ class FaultProxy(ThreadingHTTPServer):
     Attributes:
         script: Faults of the next requests ("" for none); before the random ones.
         log: Method, path and fault of each request.
+        denied: Parts of paths; reading them is a 403. "" denies everything.
     """
 
     daemon_threads = True
@@ -99,6 +100,7 @@ class FaultProxy(ThreadingHTTPServer):
         assert set(self.rates) <= set(FAULTS)
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.script: list[str] = []
+        self.denied: list[str] = []
         self.log: list[tuple[str, str, str]] = []
         self.lock, self.stopped = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -106,6 +108,8 @@ class FaultProxy(ThreadingHTTPServer):
 
     def choose_fault(self, method: str, path: str, conditional: bool) -> str:
         with self.lock:
+            if method in ("GET", "HEAD") and any(part in path for part in self.denied):
+                return "403"
             fault = self.script.pop(0) if self.script else self._draw()
             if fault == "conflict" and not conditional:
                 fault = ""
@@ -148,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.stopped.wait(60)
         if fault in ("stall", "reset"):
             return self.reset()
-        if fault in ("500", "503", "conflict"):
+        if fault in ("403", "500", "503", "conflict"):
             return self.respond(409 if fault == "conflict" else int(fault), {}, b"")
         connection = http.client.HTTPConnection("127.0.0.1", self.server.upstream.port, timeout=60)
         try:

@@ -5,7 +5,6 @@ Owns which shards there are, how they are scanned, and when an index is out of d
 """
 
 import functools
-import io
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from .shard_index import (
 )
 from .sources import split_from_path
 from .storage import Storage, StoredObject, open_storage
+from .storage_file import open_file
 
 READ_BYTES = 8 * 2**20  # per request
 NUM_THREADS = 8  # shards that are read at the same time: requests wait for the network most of the time
@@ -161,8 +161,8 @@ def _check_shuffled(columns: list[ShardRows]) -> list[Note]:
 
 
 def _scan_one(storage: Storage, shard: StoredObject) -> tuple[ShardRows, list[Note]]:
-    with io.BufferedReader(StoredFile(storage, shard), READ_BYTES) as file:
-        scanned = scan_shard(file, shard.size)
+    with open_file(storage, shard, READ_BYTES) as file:
+        scanned = scan_shard(file)
     for sample in scanned.samples.values():
         if sample.size > _MAX_IMAGE_BYTES:
             sample.offset = -1  # no image has 4 GiB
@@ -182,38 +182,3 @@ def _to_columns(samples: list[ShardSample]) -> ShardRows:
         list(sets),
         np.array(codes, np.int64),
     )
-
-
-class StoredFile(io.RawIOBase):
-    """An object of a storage as a seekable file; wrap it in `io.BufferedReader`, whose buffer is one request."""
-
-    def __init__(self, storage: Storage, stored: StoredObject) -> None:
-        self.storage, self.stored, self.position = storage, stored, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position, from the start, the current position or the end."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.stored.size}[whence]
-        self.position = max(0, base + offset)
-        return self.position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self.position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read at most as many bytes as `buffer` holds."""
-        stop = min(self.stored.size, self.position + len(buffer))
-        if stop <= self.position:
-            return 0
-        data = self.storage.read_range(self.stored.key, self.position, stop, self.stored.etag)
-        buffer[: len(data)] = data
-        self.position += len(data)
-        return len(data)

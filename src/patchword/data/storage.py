@@ -117,7 +117,7 @@ def is_remote(reference: object) -> bool:
 def open_storage(reference: str | Path) -> Storage:
     """Open a local directory, which need not exist yet, or the URL of an object store.
 
-    Credentials, region and endpoint of an object store come from the environment (docs/scale.md). Nothing is requested
+    Credentials, region and endpoint of an object store come from the environment. Nothing is requested
     yet.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
-from ...errors import DataError, ImageError, Note, PatchwordError
+from ...errors import DataError, ImageError, Note, PatchwordError, StorageError
 from ..class_labels import encode_labels, format_names, parse_labels
 from ..image_decoder import IMAGE_SUFFIXES, Mode
 from ..sources import ResolvedDataset, Source, decode_image
@@ -134,24 +134,20 @@ def select_complete(scanned: ScannedShard, name: str) -> tuple[list[ShardSample]
 def _index_shard(path: Path) -> ScannedShard:
     try:
         with open(path, "rb") as file:
-            return scan_shard(file, os.fstat(file.fileno()).st_size)
+            return scan_shard(file)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def scan_shard(file: BinaryIO, length: int) -> ScannedShard:
-    """Find the samples of a tar.
-
-    Args:
-        file: The tar, which must be seekable.
-        length: Its size in bytes.
+def scan_shard(file: BinaryIO) -> ScannedShard:
+    """Find the samples of a tar, a seekable file.
 
     Raises:
         OSError, StorageError: It cannot be read at all.
     """
     samples: dict[str, ShardSample] = {}
     try:
-        for member in _iter_members(file, length):
+        for member in iter_members(file):
             _add_member(samples, member, file)
     except (OSError, PatchwordError):
         raise
@@ -160,8 +156,10 @@ def scan_shard(file: BinaryIO, length: int) -> ScannedShard:
     return ScannedShard(samples, "")
 
 
-def _iter_members(file: BinaryIO, length: int) -> Iterator[tarfile.TarInfo]:
+def iter_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """Yield the regular files; raises `tarfile.ReadError` at the first damage."""
+    length = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if file.read(2) == b"\x1f\x8b":
         raise tarfile.ReadError("it is compressed, which prevents random access; decompress it with gunzip")
     file.seek(0)
@@ -180,6 +178,21 @@ def _iter_members(file: BinaryIO, length: int) -> Iterator[tarfile.TarInfo]:
         # tarfile treats an invalid header as the end. The real end is a block of zeros.
         if any(file.read(tarfile.BLOCKSIZE)):
             raise tarfile.ReadError(f"byte {tar.offset:,} is not a valid header")
+
+
+def image_members(file: BinaryIO) -> tuple[list[tarfile.TarInfo], str]:
+    """Return the images in a tar, labeled or not, and a sentence on its damage or ""."""
+    images = []
+    try:
+        for member in iter_members(file):
+            name = member.name.rpartition("/")[2]
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+                images.append(member)
+    except StorageError:
+        raise
+    except Exception as error:  # a damaged tar can raise nearly anything, even RecursionError
+        return images, f"it is damaged or truncated ({error})."
+    return images, ""
 
 
 def _add_member(samples: dict[str, ShardSample], member: tarfile.TarInfo, file: BinaryIO) -> None:
