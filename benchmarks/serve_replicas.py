@@ -1,6 +1,6 @@
 """Two replicas behind HAProxy, one of which is stopped or killed in every round, under load.
 
-    .venv/bin/python benchmarks/serve_replicas.py --rounds 40 --clients 8         # about ten minutes
+    .venv/bin/python benchmarks/serve_replicas.py --rounds 40 --clients 8         # about a quarter of an hour
 
 HAProxy runs with deploy/haproxy.cfg, the replicas with the bundled model. Rounds with SIGTERM and SIGKILL take turns;
 the replica that has ended is started again at the same address, as in a rolling update, before the next round. Every

@@ -151,6 +151,7 @@ NOTE_CODES = {
     "field_overridden",
     "head_replaced",
     "image_size_assumed",
+    "image_size_of_positions",
     "images_unreadable",
     "interpolation_not_kept",
     "labels_assumed",
@@ -160,6 +161,7 @@ NOTE_CODES = {
     "numerics_differ",
     "odd_setting",
     "preprocess_assumed",
+    "projection_assumed",
     "preprocess_not_stored",
     "preprocess_stated",
     "projection_removed",
@@ -168,6 +170,7 @@ NOTE_CODES = {
     "shard_damaged",
     "split_left_out",
     "temperature_not_stored",
+    "trained_with_quick_gelu",
     "text_tower_skipped",
 }
 

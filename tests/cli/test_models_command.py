@@ -30,6 +30,8 @@ def test_query_filters_every_table(capsys: Capture) -> None:
     listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  hf:")]
     assert listed == [model.reference for model in hub_models() if "dinov3" in model.reference]
     assert "* gated" in result.stdout
+    formats = result.stdout.partition("Formats of checkpoints")[2]
+    assert all(f"\n  {name} " in formats for name in ("transformers", "dinov3", "timm"))
     assert "patchword:cifar10" not in result.stdout
     assert "Ti/16" not in result.stdout
     assert "* gated" not in run_in_process(capsys, "models", "dinov2").stdout

@@ -36,11 +36,12 @@ def test_every_option_is_named_once() -> None:
     )
     phrases = describe_differences(config)
     assert set(phrases) == {
-        *("pos_embed", "rope", "rope_base", "num_registers", "key_bias", "activation", "mlp_dim", "layer_scale"),
+        *("pos_embed", "rope_base", "num_registers", "key_bias", "activation", "mlp_dim", "layer_scale"),
         *("norm_eps", "class_token", "pooling", "pool_heads", "dropout"),
     }
     assert phrases["num_registers"] == "4 register tokens"
     assert "50" in phrases["rope_base"]
+    assert phrases["pos_embed"] == "rotary positions (RoPE of DINOv3)"
     assert "1e-05" in phrases["norm_eps"]
     assert phrases["dropout"] == "dropout 0.1"
 

@@ -35,7 +35,7 @@ def png() -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dinov3", "pe core", "aimv2"])
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
 @torch.no_grad()
 def test_responses_are_those_of_the_model(name: str) -> None:
     classifier, data = make_classifier(name), png()

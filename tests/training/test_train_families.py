@@ -73,7 +73,7 @@ def test_loss_falls(config: ViTConfig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dinov3", "eva02", "beit", "aimv2"])
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
 def test_progressive_resizing(name: str) -> None:
     """The first phase has images of 8 x 8 pixels, the second of 16 x 16."""
     with training(FAMILY_CONFIGS[name], progressive_resize=ProgressiveResizeConfig(scale=0.5, fraction=0.5)) as trainer:
@@ -141,7 +141,8 @@ def test_lora(config: ViTConfig) -> None:
         torch.testing.assert_close(merged(images), logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["dinov3", "rope mixed", "beit", "aimv2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
 def test_cpu_data_parallel(name: str) -> None:
     """Two chunks in two threads give the gradients of the whole batch."""
     with training(FAMILY_CONFIGS[name]) as trainer:

@@ -81,7 +81,8 @@ class Checkpoint:
         if config.in_channels != self.config.in_channels:
             preprocess = adapt_preprocess_channels(preprocess, config.in_channels)
         if preprocess is not None:
-            preprocess = replace(preprocess, size=config.image_size)
+            trim = preprocess.trim if preprocess.size == config.image_size else (0, 0)
+            preprocess = replace(preprocess, size=config.image_size, trim=trim)
         new_head = config.num_classes != self.config.num_classes
         if new_head and config.num_classes:
             text = f"the head was replaced by zeros for {config.num_classes} classes, so it must be trained."

@@ -144,7 +144,8 @@ def unstored_metadata(family: Family, written: Checkpoint, again: Checkpoint) ->
 def preprocess_key(preprocess: Preprocess) -> tuple[Any, ...]:
     """Return the values that decide what the model sees, for comparison."""
     rounded = (tuple(round(v, 6) for v in values) for values in (preprocess.mean, preprocess.std))
-    return preprocess.size, preprocess.resize, preprocess.resize_size, preprocess.interpolation, *rounded
+    sizes = (preprocess.size, preprocess.resize_size, preprocess.trim)
+    return *sizes, preprocess.resize, preprocess.interpolation, *rounded
 
 
 def read_with_hints(
@@ -187,12 +188,15 @@ def required_flags(family: Family, written: Checkpoint, again: Checkpoint, field
     flags = [format_flag(name, getattr(config, name)) for name in fields]
     if written.preprocess is not None and again.preprocess is not None:
         default = again.preprocess.to_json()
-        changed = {n: v for n, v in written.preprocess.to_json().items() if v != default[n] and n != "size"}
+        stored = written.preprocess.to_json()
+        changed = {n: v for n, v in stored.items() if n not in ("size", "trim") and v != default[n]}
         flags += [format_flag(name, value) for name, value in changed.items()]
     if written.labels and written.labels != again.labels:
         flags.append("--labels FILE")
     hint = "; to read it, add " + " ".join(flags) if flags else ""
     text = f"the file does not store labels, preprocessing or temperature{hint}. The patchword format does."
+    if written.preprocess is not None and any(written.preprocess.trim):
+        text += f" No flag gives its preprocessing exactly: {written.preprocess.summary()}."
     return [Note(text, "metadata_not_stored")]
 
 

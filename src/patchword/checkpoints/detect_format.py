@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..config import ViTConfig
 from ..core.io import read_json
@@ -43,7 +44,7 @@ WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and 
 
 def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
     """Read a checkpoint of any family. `overrides` are config fields that the file does not store, or that adapt it."""
-    source = load_source(path)
+    source = replace(load_source(path), given=overrides)
     family = detect_family(source)
     adaptations = {k: v for k, v in overrides.items() if k in ADAPTABLE_FIELDS | WEIGHTLESS_FIELDS}
     stored_fields = {k: v for k, v in overrides.items() if k not in adaptations}
@@ -52,22 +53,40 @@ def read_foreign(path: Path, overrides: Fields) -> Checkpoint:
         tensors, extras = family.split_extras(tensors)
         metadata = family.read_metadata(source, tensors, overrides)
         quirks |= {"variant": family.variant} if family.variant else {}
+        check_given_heads(metadata.fields, stored_fields)
         config = ViTConfig.from_json({**metadata.fields, **stored_fields})
         state = from_foreign(tensors, config, family.tensor_map(config), family.name, tensor_shapes(config))
         preprocess = resolve_preprocess(family, metadata, config)
         labels, label_notes = resolve_labels(metadata, config)
+        if metadata.stated_size is not None and not fits_grid(metadata.stated_size, config):
+            size = "x".join(map(str, config.image_size))
+            text = f"the file states image_size={metadata.stated_size}, but its positions are those of {size} pixels."
+            metadata.notes.append(Note(f"{text} These are used.", "image_size_of_positions"))
     except (ConfigError, CheckpointError) as error:
         raise in_file(f"{source.path} ({family.name})", error) from None
     checkpoint = Checkpoint(config, state, preprocess, labels, family=family.name, quirks=quirks, extras=extras)
     checkpoint = checkpoint.adapt(**adaptations)
     notes = (*metadata.notes, *architecture_notes(metadata, stored_fields), *label_notes, *checkpoint.notes)
     if "mean" not in metadata.preprocess and checkpoint.preprocess is not None:
-        default = f"{family.name}'s default: {checkpoint.preprocess.summary()}"
+        owner = family.name + ("'" if family.name.endswith("s") else "'s")
+        default = f"{owner} default: {checkpoint.preprocess.summary()}"
         text = f"the file does not store its preprocessing; assumed {default}."
         notes = (Note(text, "preprocess_assumed"), *notes)
     provenance = {"read_from": source.path.name, "family": family.name, "assumed": list(notes)}
     provenance |= {"architecture": metadata.architecture} if metadata.architecture else {}
     return replace(checkpoint, notes=notes, provenance=provenance)
+
+
+def check_given_heads(fields: Fields, given: Fields) -> None:
+    """Raise a CheckpointError for a number of heads that the caller gave, if it does not divide the width."""
+    heads, width = ViTConfig.cast_fields({"num_heads": given.get("num_heads", 1)})["num_heads"], fields["embed_dim"]
+    if heads > 0 and width % heads and given.get("head_dim", fields.get("head_dim")) is None:
+        stored = fields.get("num_heads")
+        hint = f" (the file says {stored})" if stored and stored != heads else ""
+        raise CheckpointError(
+            f"num_heads={heads} does not divide the width {width} of the model: correct --num-heads{hint}, or give the "
+            "width of a head, too: --head-dim N (num_heads and head_dim in Python)."
+        )
 
 
 def architecture_notes(metadata: Metadata, given: Fields) -> list[Note]:
@@ -150,7 +169,7 @@ def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) ->
     """Return the stored preprocessing, else the family's default; None if the inputs are not images."""
     if config.in_channels not in (1, 3):
         return None
-    fields: Fields = {**family.preprocess, **metadata.preprocess}
+    fields: Fields = {**family.preprocess, **metadata.preprocess, "trim": find_trim(metadata.stated_size, config)}
     mean, std = STATISTICS[fields.pop("statistics", "half")]
     fields.setdefault("mean", mean)
     fields.setdefault("std", std)
@@ -159,6 +178,22 @@ def resolve_preprocess(family: Family, metadata: Metadata, config: ViTConfig) ->
         if fields[name] and len(fields[name]) != config.in_channels:
             fields[name] = (sum(fields[name]) / len(fields[name]),) * config.in_channels
     return Preprocess(size=config.image_size, **fields)
+
+
+def find_trim(stated: Any, config: ViTConfig) -> tuple[int, int]:
+    """Return the pixels of a stated image size that are less than a patch, which the patch projection never sees."""
+    if stated is None or not fits_grid(stated, config):
+        return 0, 0
+    height, width = ViTConfig.cast_fields({"image_size": stated})["image_size"]
+    return height - config.image_size[0], width - config.image_size[1]
+
+
+def fits_grid(stated: Any, config: ViTConfig) -> bool:
+    """Whether a stated image size has the patches of the model, and perhaps a rest that is less than a patch."""
+    sides = ViTConfig.cast_fields({"image_size": stated})["image_size"]
+    return all(
+        0 <= side - own < patch for side, own, patch in zip(sides, config.image_size, config.stride, strict=True)
+    )
 
 
 def resolve_labels(metadata: Metadata, config: ViTConfig) -> tuple[tuple[str, ...] | None, list[Note]]:

@@ -42,6 +42,7 @@ class Source:
     config: Fields = field(default_factory=dict)  # config.json
     processor: Fields = field(default_factory=dict)  # preprocessor_config.json
     open_clip: Fields = field(default_factory=dict)  # open_clip_config.json
+    given: Fields = field(default_factory=dict)  # fields of the config that the caller gave
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Metadata:
     notes: list[Note] = field(default_factory=list)  # assumptions that were made
     assumed: Fields = field(default_factory=dict)  # those of `fields` that are a default, not in the file: why
     architecture: str | None = None  # the name that the project gives to this architecture
+    stated_size: Any = None  # the image size that the file states; perhaps not a multiple of the patch
 
 
 class Family:

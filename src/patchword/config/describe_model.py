@@ -117,6 +117,8 @@ def describe_differences(config: ModelConfig) -> dict[str, str]:
         phrase = PHRASES.get(name, name.replace("_", " ") + " {value}")
         phrase = phrase.get(value, "{value}") if isinstance(phrase, dict) else phrase
         phrases[name] = phrase.format(value=texts[name], **texts)
+    if "rope" in phrases:  # in one phrase: "rotary positions (RoPE of DINOv3)"
+        phrases["pos_embed"] = phrases["pos_embed"].replace("RoPE", phrases.pop("rope"))
     return phrases
 
 

@@ -193,7 +193,8 @@ class ViTConfig(JsonConfig):
     def _validate_sizes(self) -> None:
         self.require(
             self.head_dim is not None or self.embed_dim % self.num_heads == 0,
-            f"model.embed_dim {self.embed_dim} is not divisible by {self.num_heads} heads; set model.head_dim.",
+            f"model.embed_dim {self.embed_dim} is not divisible by {self.num_heads} heads: correct model.num_heads, or "
+            "set model.head_dim.",
         )
         for size, stride, side in zip(self.image_size, self.stride, ("height", "width"), strict=True):
             nearest = [multiple for multiple in (size // stride * stride, (size // stride + 1) * stride) if multiple]

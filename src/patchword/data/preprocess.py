@@ -50,6 +50,8 @@ class Preprocess(JsonConfig):
         mean: The mean of each channel that is subtracted, for pixels from 0 to 1: one number for grayscale images,
             three for RGB.
         std: The standard deviation of each channel that pixels are divided by.
+        trim: The rows at the bottom and columns at the right that are cut off after the crop, because they are less
+            than a patch: a model that was trained at 384 pixels with patches of 14 sees the first 378 of them.
 
     Examples:
         ```python
@@ -70,22 +72,29 @@ class Preprocess(JsonConfig):
     # No defaults: wrong statistics cost tens of points of accuracy without any error.
     mean: tuple[float, ...] = field(kw_only=True)
     std: tuple[float, ...] = field(kw_only=True)
+    trim: tuple[int, int] = field(default=(0, 0), kw_only=True)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Build a transform from a JSON object, which must have every field.
+        """Build a transform from a JSON object, which must have every field but `trim`.
 
         Raises:
             ConfigError: A field is missing, unknown or invalid.
         """
-        names = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)} - {"trim"}
         if isinstance(values, dict) and (missing := sorted(names - set(values))):
             raise ConfigError(f"preprocess lacks {', '.join(missing)}: every key is required.")
         return super().from_json(values)
 
+    def to_json(self) -> dict[str, Any]:
+        """Inverse of `from_json`; without `trim`, which few models have, if nothing is cut off."""
+        return {name: value for name, value in super().to_json().items() if name != "trim" or any(self.trim)}
+
     def validate(self) -> None:
         size_fits = all(1 <= side <= MAX_SIZE for side in self.size)
         self.require(size_fits, f"preprocess.size must be (height, width), each 1 to {MAX_SIZE}, not {self.size}.")
+        trimmed = all(0 <= side <= MAX_SIZE for side in self.trim)
+        self.require(trimmed, f"preprocess.trim must be (rows, columns), each 0 to {MAX_SIZE}, not {self.trim}.")
         self.require(0 < self.crop <= 1, f"preprocess.crop must be above 0 and at most 1, not {self.crop}.")
         self.require(
             len(self.mean) == len(self.std),
@@ -100,8 +109,8 @@ class Preprocess(JsonConfig):
         self.require(on_scale, f"preprocess.mean {self.mean} and std {self.std} must be on the scale 0..1, not 0..255.")
         self.require(min(self.std) > 0, f"preprocess.std must be above 0 (pixels are divided by it), not {self.std}.")
         self.require(
-            max(self.size) <= MAX_SIZE * self.crop,
-            f"preprocess.size {self.size} with crop {self.crop} would resize images to more than {MAX_SIZE} "
+            max(self.crop_size) <= MAX_SIZE * self.crop,
+            f"preprocess.size {self.crop_size} with crop {self.crop} would resize images to more than {MAX_SIZE} "
             f"pixels per side: use a larger crop fraction.",
         )
 
@@ -116,16 +125,23 @@ class Preprocess(JsonConfig):
         return "L" if self.channels == 1 else "RGB"
 
     @property
+    def crop_size(self) -> tuple[int, int]:
+        """The (height, width) of the center crop, of which the model sees the first `size`."""
+        return self.size[0] + self.trim[0], self.size[1] + self.trim[1]
+
+    @property
     def resize_size(self) -> tuple[int, int]:
         """The (height, width) that images are resized to before the crop; with "cover", the minimum."""
         # 1e-6: 224 / (224 / 248) must give 248 although the fraction is rounded.
-        return math.floor(self.size[0] / self.crop + 1e-6), math.floor(self.size[1] / self.crop + 1e-6)
+        height, width = self.crop_size
+        return math.floor(height / self.crop + 1e-6), math.floor(width / self.crop + 1e-6)
 
     def summary(self) -> str:
         """Describe the transform in one line."""
-        height, width = self.size
+        height, width = self.crop_size
         rows, columns = self.resize_size
-        crop = f", crop {height}x{width}" if self.resize == "cover" or self.resize_size != self.size else ""
+        crop = f", crop {height}x{width}" if self.resize == "cover" or self.resize_size != self.crop_size else ""
+        crop += f", keep the first {self.size[0]}x{self.size[1]}" if any(self.trim) else ""
         scale = f"{'resize' if self.resize == 'cover' else 'squash'} to {rows}x{columns}{crop}"
         return f"{scale}, {self.interpolation}, mean {self.mean}, std {self.std}"
 
@@ -165,8 +181,8 @@ class Preprocess(JsonConfig):
             (left, top, right, bottom) in pixels of that image.
         """
         resized = self._full_size(height, width)
-        top, bottom = _center_interval(height, resized[0], self.size[0])
-        left, right = _center_interval(width, resized[1], self.size[1])
+        top, bottom = _center_interval(height, resized[0], self.size[0], self.crop_size[0])
+        left, right = _center_interval(width, resized[1], self.size[1], self.crop_size[1])
         return left, top, right, bottom
 
     def _full_size(self, height: int, width: int) -> tuple[int, int]:
@@ -201,9 +217,9 @@ class Preprocess(JsonConfig):
         return self.normalize(torch.from_numpy(self.resize_and_crop(image))[None])[0]
 
 
-def _center_interval(length: int, resized: int, size: int) -> tuple[float, float]:
-    """Start and end of the center crop along one side, in pixels of the original image."""
-    start = round((resized - size) / 2.0)  # as torchvision's CenterCrop, which rounds half to even
+def _center_interval(length: int, resized: int, size: int, crop_size: int) -> tuple[float, float]:
+    """Start and end of the first `size` of the center crop along one side, in pixels of the original image."""
+    start = round((resized - crop_size) / 2.0)  # as torchvision's CenterCrop, which rounds half to even
     scale = length / resized
     return start * scale, min((start + size) * scale, length)  # a rounding error may exceed the edge
 

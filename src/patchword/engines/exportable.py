@@ -76,10 +76,9 @@ def resize_and_crop(images: Tensor, preprocess: Preprocess) -> Tensor:
         resized_height = torch.where(is_wide, target_height, scaled_height)
     else:
         resized_width, resized_height = target_width, target_height
-    interpolation = preprocess.interpolation
-    matrix = resize_matrix(images.shape[-1], resized_width, preprocess.size[1], interpolation)
+    matrix = resize_matrix(images.shape[-1], resized_width, preprocess, axis=1)
     images = round_to_uint8(images @ matrix.transpose(0, 1))
-    return round_to_uint8(resize_matrix(images.shape[-2], resized_height, preprocess.size[0], interpolation) @ images)
+    return round_to_uint8(resize_matrix(images.shape[-2], resized_height, preprocess, axis=0) @ images)
 
 
 def round_to_uint8(values: Tensor) -> Tensor:
@@ -87,13 +86,14 @@ def round_to_uint8(values: Tensor) -> Tensor:
     return (values + 0.5).floor().clamp(0, 255)
 
 
-def resize_matrix(length: int, resized: Tensor, size: int, interpolation: str) -> Tensor:
-    """Return (size, length): the weight of each input pixel in each pixel of the crop, along one axis.
+def resize_matrix(length: int, resized: Tensor, preprocess: Preprocess, axis: int) -> Tensor:
+    """Return (size, length): the weight of each input pixel in each pixel that the model sees, along one axis.
 
-    The axis is resized from `length` to `resized`; the center crop keeps `size` of it.
+    The axis is resized from `length` to `resized`; the model sees the first `size` pixels of the center crop.
     """
+    size, interpolation = preprocess.size[axis], preprocess.interpolation
     scale = torch.full((), length, dtype=torch.float32) / resized
-    start = ((resized - size) / 2.0).round()
+    start = ((resized - preprocess.crop_size[axis]) / 2.0).round()
     centers = (start + torch.arange(size) + 0.5)[:, None] * scale
     positions = torch.arange(length, dtype=torch.float32)[None]
     if interpolation == "nearest":

@@ -79,7 +79,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.app, self.name, self.url, self.engine, self.drain_seconds = app, name, url, engine, drain_seconds
         self.metrics: Metrics = app.state.metrics
-        self.drain_start: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -92,19 +91,18 @@ class Server(uvicorn.Server):
             self.drain_seconds = 0.0
         super().handle_exit(sig, frame)
 
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) and self.is_drained()
-
-    def is_drained(self) -> bool:
-        """Begin to drain when this is called first; return whether that is over."""
-        if self.drain_start is None:
-            self.drain_start = time.monotonic()
-            self.app.state.service.ready = False
-            if self.drain_seconds:
-                self.metrics.log("draining", seconds=self.drain_seconds)
-        return time.monotonic() >= self.drain_start + self.drain_seconds
+    async def drain(self) -> None:
+        """Accept requests for some more seconds, while /readyz says that there should be none."""
+        self.app.state.service.ready = False
+        if self.drain_seconds:
+            self.metrics.log("draining", seconds=self.drain_seconds)
+        start = time.monotonic()
+        while time.monotonic() < start + self.drain_seconds:
+            await self.on_tick(0)  # uvicorn's clock: the Date header of responses
+            await asyncio.sleep(0.1)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.drain()
         self.metrics.log("stopping")
         for listener in self.servers:
             listener.close()

@@ -83,6 +83,7 @@ class OpenCLIP(Family):
             preprocess=parse_preprocess(source),
             notes=note_if(source, TEXT_TOWER, Note(TEXT_NOTE, "text_tower_skipped")),
             architecture="open_clip",
+            stated_size=vision.get("image_size"),
         )
 
     def tensor_map(self, config: ViTConfig) -> TensorMap:

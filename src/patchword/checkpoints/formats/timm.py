@@ -20,10 +20,12 @@ from ..family import (
     require_fields,
 )
 from ..mapping import OffsetTable, Patch, Rule, TensorMap, Transposed
-from .timm_architectures import architecture_fields, has_projection, name_in_path
+from .timm_architectures import architecture_fields, name_in_path, size_in_name
+from .timm_clip import check_quick_gelu, has_projection
 from .timm_fields import BACKBONE, infer_fields, infer_positions
 from .timm_json import POOLS, parse_model_args, parse_preprocess, timm_config
 from .timm_names import FREQUENCIES, TABLE, restore, unify
+from .transformers_beit import check_tables
 
 STAGE = f"{BACKBONE}.stages.{{}}.blocks.{{}}"
 
@@ -72,10 +74,18 @@ ROPE_FIELDS = ("rope", "rope_base", "rope_reference")
 POOL_FIELDS = ("pool_heads", "pool_prefix")
 # What the tensors do not show, with the values of an ordinary model.
 HIDDEN: Fields = {"activation": "gelu", "norm_eps": 1e-6, "res_post_norm": False}
+NAMELESS = (
+    "The file names no architecture, and its tensors do not show how it computes. Put timm's config.json beside it, or "
+    "name it after its architecture, as in vit_base_patch16_siglip_224.webli.safetensors."
+)
+UNKNOWN = (
+    "patchword does not know timm's architecture {}. If it computes as one that timm knows, such as "
+    'vit_base_patch16_224, put that name in config.json: "architecture": "vit_base_patch16_224".'
+)
 
 
 class Timm(Family):
-    """huggingface/pytorch-image-models: VisionTransformer, Eva, Beit, NaFlexVit."""
+    """huggingface/pytorch-image-models: ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, EVA-02, PE, BEiT, AIMv2, NaFlexViT."""
 
     name = "timm"
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -93,7 +103,7 @@ class Timm(Family):
 
     def normalize(self, source: Source) -> tuple[Tensors, Fields]:
         tensors, spellings = unify(source.tensors)
-        if has_projection(find_architecture(source)[0] or "") and is_unbiased_head(tensors, source):
+        if has_projection(source, find_architecture(source)[0] or "")[0]:
             tensors = {PROJECTION if n == "head.weight" else n: t for n, t in tensors.items()}
             del tensors["head.bias"]
         quirks: Fields = {"spellings": spellings}
@@ -114,7 +124,9 @@ class Timm(Family):
             raise CheckpointError("config.json has model_args that are not an object.")
         inferred = {**infer_fields(tensors), "key_bias": has_key_bias(source.tensors)}
         stated = parse_model_args(source.config, arguments)
-        architecture, notes = find_architecture(source)
+        architecture, tag, notes = find_architecture(source)
+        if architecture:
+            notes += check_quick_gelu(source, architecture, tag) + has_projection(source, architecture)[1]
         known = architecture_fields(architecture) if architecture else None
         by_name, preprocess = known or (guess_hidden(architecture, inferred, {**stated, **overrides}, source), {})
         assumed = {} if known else {name: "timm's default" for name in by_name if name not in overrides}
@@ -123,6 +135,8 @@ class Timm(Family):
         if "num_heads" not in fields:
             fields["num_heads"] = infer_num_heads(fields["embed_dim"], overrides, source.path.name)
             assumed = {**assumed, "num_heads": f"that of models of width {fields['embed_dim']}"}
+        if inferred.get("pos_embed") == "relative":
+            check_tables(source, TABLE, {**fields, **overrides})
         fields |= self.positions(source, tensors, fields, overrides, arguments)
         labels = source.config.get("label_names")
         return Metadata(
@@ -132,6 +146,7 @@ class Timm(Family):
             notes=notes,
             assumed={name: why for name, why in assumed.items() if name in fields},
             architecture=architecture,
+            stated_size=find_stated_size(source, arguments, architecture or "", fields),
         )
 
     def positions(
@@ -173,16 +188,29 @@ class Timm(Family):
         return {"config.json": timm_config(config, labels, preprocess, quirks)}
 
 
-def find_architecture(source: Source) -> tuple[str | None, list[Note]]:
-    """Return the name in config.json, else the one that the file or its directory has, with a note."""
+def find_architecture(source: Source) -> tuple[str | None, str, list[Note]]:
+    """Return the name in config.json, else the one that the file or its directory has, with a note; and the tag.
+
+    A tag, as in "vit_base_patch16_224.augreg_in1k", tells which weights of an architecture they are.
+    """
     name = source.config.get("architecture")
     if isinstance(name, str):
-        return name.split(".")[
-            0
-        ], []  # a tag, as in "vit_base_patch16_224.augreg_in1k", says nothing of the architecture
-    name = name_in_path(source.path)
+        stated = source.config.get("pretrained_cfg")
+        tag = stated.get("tag") if isinstance(stated, dict) else None
+        name, _, tag_in_name = name.partition(".")
+        return name, str(tag or tag_in_name), []
+    name, tag = name_in_path(source.path)
     text = f"the architecture is {name}, by the name of the file; the file itself does not say."
-    return name, [Note(text, "architecture_by_name")] if name else []
+    return name, tag, [Note(text, "architecture_by_name")] if name else []
+
+
+def find_stated_size(source: Source, arguments: Fields, architecture: str, fields: Fields) -> Any:
+    """Return the image size in config.json, else that in the name, if the positions are made for it."""
+    if "embeds.pos_embed" in source.tensors:
+        return None  # NaFlexVit resamples its positions to any size
+    own, size = ViTConfig.cast_fields({"image_size": fields["image_size"]})["image_size"], size_in_name(architecture)
+    fits = size and all(0 <= size - side < patch for side, patch in zip(own, fields["patch_size"], strict=True))
+    return arguments.get("img_size") or (size if fits else None)
 
 
 def combine(inferred: Fields, by_name: Fields, stated: Fields) -> Fields:
@@ -198,15 +226,6 @@ def combine(inferred: Fields, by_name: Fields, stated: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name not in ROPE_FIELDS}
 
 
-def is_unbiased_head(tensors: Tensors, source: Source) -> bool:
-    """Whether a head has a bias of zeros and no labels, as the projection of CLIP that timm stores as a head."""
-    bias = tensors.get("head.bias")
-    weight = tensors.get("head.weight")
-    if bias is None or weight is None or "label_names" in source.config:
-        return False
-    return bool(weight.any()) and not bias.any()
-
-
 def has_key_bias(tensors: Tensors) -> bool:
     """Whether keys have a bias, if queries have one; `timm_names.unify` adds zeros where they have none."""
     queries = next((n for n in tensors if n.startswith("blocks.0.attn.q_") and n.endswith("bias")), "")
@@ -216,34 +235,30 @@ def has_key_bias(tensors: Tensors) -> bool:
 def guess_hidden(architecture: str | None, inferred: Fields, given: Fields, source: Source) -> Fields:
     """Return values of what the tensors do not show, where the file does not name a known architecture.
 
-    They are timm's defaults for an ordinary ViT; for any other, the caller must give them.
+    For the tensors of an ordinary ViT they are documented defaults, which are printed; else the caller gives them.
 
     Raises:
         UnknownArchitectureError: The tensors are not those of an ordinary ViT, so that the values would be a guess.
     """
-    is_plain = inferred["class_token"] and inferred["pooling"] != "attention" and not inferred["norm_pre"]
-    is_plain &= not (inferred["attention_norm"] or inferred["mlp_norm"] or "norm_layer" in inferred)
-    is_beit = inferred.get("pos_embed") == "relative"
-    is_plain &= is_beit or ("pos_embed" in source.tensors and inferred["key_bias"])
-    is_plain &= is_beit or "blocks.0.gamma_1" not in source.tensors
-    if architecture is None and is_plain:
+    if architecture is None and is_plain(inferred, source):
         return HIDDEN
-    reason = (
-        "The file names no architecture, and its tensors do not show how it computes. Put timm's config.json beside "
-    )
-    reason += "it, or name it after its architecture, as in vit_base_patch16_clip_224.openai.safetensors."
-    if architecture:
-        reason = (
-            f"patchword does not know timm's architecture {architecture}: if it is a plain ViT, correct config.json."
-        )
+    reason = UNKNOWN.format(architecture) if architecture else NAMELESS
     is_rotary = str(given.get("pos_embed", "")).endswith("rotary")
-    names = ["num_heads", *HIDDEN] + ([] if is_beit else ["pos_embed"])
+    names = ["num_heads", *HIDDEN] + ([] if inferred.get("pos_embed") == "relative" else ["pos_embed"])
     names += ["rope"] if is_rotary else []
     names += ["rope_reference"] if is_rotary and given.get("rope") in ("eva02", "pe") else []
     names += ["pool_heads", "pool_prefix"] if inferred["class_token"] and inferred["pooling"] == "attention" else []
     require_fields(given, names, reason)
-    rotary = ROPE_FIELDS if str(given.get("pos_embed", "")).endswith("rotary") else ()
+    rotary = ROPE_FIELDS if is_rotary else ()
     return {name: given[name] for name in (*HIDDEN, *POOL_FIELDS, *rotary) if name in given}
+
+
+def is_plain(inferred: Fields, source: Source) -> bool:
+    """Whether the tensors are those of an ordinary ViT: class token, learned positions, LayerNorm, one linear head."""
+    plain = inferred["class_token"] and inferred["pooling"] != "attention" and not inferred["norm_pre"]
+    plain &= not (inferred["attention_norm"] or inferred["mlp_norm"] or "norm_layer" in inferred)
+    plain &= "pos_embed" in source.tensors and "pos_embed" not in inferred  # and no table of relative positions
+    return bool(plain and inferred["key_bias"] and "blocks.0.gamma_1" not in source.tensors)
 
 
 def infer_size_of_tables(tensors: Tensors, fields: Fields) -> tuple[int, int]:

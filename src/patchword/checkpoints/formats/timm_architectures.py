@@ -107,9 +107,10 @@ def architecture_fields(name: str) -> tuple[Fields, Fields] | None:
     return None
 
 
-def has_projection(name: str) -> bool:
-    """Whether the head of an architecture's published weights is CLIP's projection; then it has a bias of zeros."""
-    return re.search(r"_clip_|_pe_core_", name) is not None
+def size_in_name(name: str) -> int | None:
+    """Return the image size at the end of the name of an architecture, as in vit_so400m_patch14_siglip_384."""
+    size = re.search(r"_(\d+)$", name)
+    return int(size[1]) if size else None
 
 
 def num_heads(name: str) -> int:
@@ -122,11 +123,11 @@ def num_heads(name: str) -> int:
     return next(NUM_HEADS[word] for word in (*pairs, *words) if word in NUM_HEADS)
 
 
-def name_in_path(path: PurePath) -> str | None:
-    """Return the known architecture that a file or its directory is named after, as in "NAME.TAG.safetensors"."""
+def name_in_path(path: PurePath) -> tuple[str | None, str]:
+    """Return the known architecture and the tag that a file or its directory is named after: "NAME.TAG.safetensors"."""
     snapshot = path.parents[2].name if len(path.parents) > 2 else ""  # models--timm--NAME.TAG/snapshots/COMMIT/file
     for part in (path.name, path.parent.name, snapshot):
-        name = part.removeprefix("models--timm--").split(".")[0]
+        name, _, rest = part.removeprefix("models--timm--").partition(".")
         if architecture_fields(name):
-            return name
-    return None
+            return name, rest.split(".")[0]
+    return None, ""

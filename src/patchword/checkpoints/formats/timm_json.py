@@ -53,7 +53,8 @@ def timm_config(config: ViTConfig, labels: tuple[str, ...] | None, preprocess: F
     """Return the config.json that timm reads."""
     pool = {v: k for k, v in POOLS.items()}[config.pooling]
     outputs = config.projection_dim or config.num_classes
-    changes: Fields = {"img_size": list(config.image_size), "num_classes": outputs, "global_pool": pool}
+    size = [own + rest for own, rest in zip(preprocess["size"], preprocess["trim"], strict=True)]
+    changes: Fields = {"img_size": size, "num_classes": outputs, "global_pool": pool}
     changes["in_chans"] = config.in_channels
     if "architecture" in quirks and "model_args" in quirks:
         architecture, arguments = quirks["architecture"], {**quirks["model_args"], **changes}
@@ -63,7 +64,7 @@ def timm_config(config: ViTConfig, labels: tuple[str, ...] | None, preprocess: F
     result: Fields = {"architecture": architecture, "num_classes": outputs}
     result |= {"num_features": config.embed_dim, "global_pool": pool, "model_args": arguments}
     result["pretrained_cfg"] = {
-        "input_size": [config.in_channels, *config.image_size],
+        "input_size": [config.in_channels, *size],
         "interpolation": preprocess["interpolation"],
         "crop_pct": preprocess["crop"],
         "crop_mode": "squash" if preprocess["resize"] == "squash" else "center",

@@ -15,14 +15,17 @@ from ..family import (
     infer_image_size,
     infer_num_heads,
     note_if,
+    translate_value,
 )
 from ..mapping import Patch, Rule, TensorMap
 from .transformers_json import (
+    check_switches,
     parse_activation,
     parse_labels,
     parse_preprocess,
     require_config,
     shared_config,
+    stated_size,
     transformers_processor,
 )
 
@@ -137,6 +140,10 @@ class Transformers(Family):
         fields: Fields = {**self.defaults, "patch_size": (ph, pw), "in_channels": channels, "embed_dim": width}
         fields |= infer_block_fields(tensors, kind, json_config)
         fields |= infer_token_fields(tensors, kind)
+        seen = {"qkv_bias": fields["qkv_bias"], "use_swiglu_ffn": fields["activation"] == "swiglu"}
+        check_switches(json_config, seen)
+        if fields.get("pre_logits"):  # the pooler is the tanh layer of the paper's pre-training
+            translate_value(json_config.get("pooler_act", "tanh"), {"tanh": "tanh"}, "pooler_act")
         heads = json_config.get("num_attention_heads")
         fields["num_heads"] = heads if heads else infer_num_heads(width, overrides, source.path.name)
         positions = get_shape(tensors, "embeddings.position_embeddings", 3)[1]
@@ -152,6 +159,7 @@ class Transformers(Family):
             ),
             assumed=unstated | ({"pooling": "this model does not pool"} if kind in ("vit_mae", "ijepa") else {}),
             architecture=kind,
+            stated_size=json_config.get("image_size"),
         )
 
     def unsupported(self, config: ViTConfig) -> list[str]:
@@ -173,7 +181,8 @@ class Transformers(Family):
         self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields, quirks: Fields
     ) -> dict[str, Fields]:
         processor = transformers_processor(preprocess)
-        return {"config.json": transformers_config(config, labels, quirks), "preprocessor_config.json": processor}
+        document = {**transformers_config(config, labels, quirks), **stated_size(preprocess)}
+        return {"config.json": document, "preprocessor_config.json": processor}
 
 
 def model_type(config: ViTConfig, quirks: Fields) -> str:

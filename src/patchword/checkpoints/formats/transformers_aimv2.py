@@ -18,7 +18,7 @@ from ..family import (
     translate_value,
 )
 from ..mapping import Patch, Rule, Squeezed, TensorMap
-from .transformers_json import parse_preprocess, require_config, shared_config, transformers_processor
+from .transformers_json import parse_preprocess, require_config, shared_config, stated_size, transformers_processor
 
 PATCH = "embeddings.patch_embed.weight"
 LAYER = "encoder.layers.{}"
@@ -125,6 +125,7 @@ class TransformersAIMv2(Family):
             notes=note_if(source, TEXT_TOWER[:2], Note(text, "text_tower_skipped")),
             assumed=unstated | ({} if pools else {"pooling": "this model does not pool"}),
             architecture="aimv2",
+            stated_size=config.get("image_size"),
         )
 
     def num_positioned_tokens(self, config: ViTConfig) -> int:
@@ -140,6 +141,7 @@ class TransformersAIMv2(Family):
         result |= {**shared_config(config, None), "intermediate_size": config.mlp_dim, "hidden_act": "silu"}
         result |= {"rms_norm_eps": config.norm_eps, "is_native": config.pos_embed == "sincos_mae"}
         result |= {"use_head": config.pooling == "query", "mlp_bias": config.mlp_bias, "qkv_bias": config.qkv_bias}
+        result |= stated_size(preprocess)
         return {"config.json": result, "preprocessor_config.json": transformers_processor(preprocess)}
 
 

@@ -18,6 +18,7 @@ from ..family import (
 )
 from ..mapping import OffsetTable, Patch, Rule, TensorMap, Transposed, add_key_bias, remove_key_bias
 from .transformers_json import (
+    check_switches,
     parse_activation,
     parse_labels,
     parse_preprocess,
@@ -122,6 +123,8 @@ class TransformersBEiT(Family):
         fields["key_bias"] = any(n.endswith(KEYS) for n in source.tensors)
         fields["num_classes"] = get_shape(tensors, "classifier.weight", 2)[0] if "classifier.weight" in tensors else 0
         has_table = "embeddings.position_embeddings" in tensors
+        check_switches(config, seen_positions(source))
+        check_tables(source, TABLE, {**fields, **overrides})
         fields |= {"pos_embed": "learned+relative" if has_table else "relative", "pos_embed_prefix": int(has_table)}
         fields |= infer_pooling(tensors, fields["num_classes"], config.get("use_mean_pooling", True))
         pools = fields["num_classes"] or fields.get("norm_after_pool") or fields["pooling"] == "class"
@@ -154,6 +157,29 @@ class TransformersBEiT(Family):
         result["use_absolute_position_embeddings"] = config.absolute_pos_embed == "learned"
         result["layer_scale_init_value"] = config.layer_scale or 0.0
         return {"config.json": result, "preprocessor_config.json": transformers_processor(preprocess)}
+
+
+def seen_positions(source: Source) -> Fields:
+    """Return which kinds of positions the tensors have, under transformers' names."""
+    names = [n for n in source.tensors if n.endswith(TABLE)]
+    shared = [n for n in names if n.endswith(SHARED_TABLE) and "layer." not in n]
+    return {
+        "use_shared_relative_position_bias": shared,
+        "use_relative_position_bias": len(names) > len(shared),
+        "use_absolute_position_embeddings": any(n.endswith("embeddings.position_embeddings") for n in source.tensors),
+    }
+
+
+def check_tables(source: Source, table: str, fields: Fields) -> None:
+    """Raise an error if the tables of relative positions are not made for this number of heads."""
+    heads = ViTConfig.cast_fields({"num_heads": fields["num_heads"]})["num_heads"]
+    name = next(n for n in source.tensors if n.endswith(table))
+    columns = get_shape(source.tensors, name, 2)[1]
+    if columns != heads:
+        raise CheckpointError(
+            f"{name} has a column for each of {columns} heads, but num_heads is {heads}: "
+            "correct --num-heads (num_heads in Python)."
+        )
 
 
 def infer_pooling(tensors: Tensors, num_classes: int, mean_pooling: bool) -> Fields:

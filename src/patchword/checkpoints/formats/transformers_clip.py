@@ -25,6 +25,7 @@ from .transformers_json import (
     parse_preprocess,
     require_config,
     shared_config,
+    stated_size,
     transformers_processor,
 )
 
@@ -154,6 +155,7 @@ class TransformersCLIP(Family):
             notes=note_if(source, TEXT_TOWER[:2], Note(text, "text_tower_skipped")),
             assumed=unstated | ({} if fields["num_classes"] else assumed),
             architecture=kind,
+            stated_size=config.get("image_size"),
         )
 
     def equivalent(self, config: ViTConfig) -> ViTConfig:
@@ -185,7 +187,9 @@ class TransformersCLIP(Family):
         self, config: ViTConfig, labels: tuple[str, ...] | None, preprocess: Fields, quirks: Fields
     ) -> dict[str, Fields]:
         processor = transformers_processor(preprocess)
-        return {"config.json": clip_config(config, labels, quirks), "preprocessor_config.json": processor}
+        document = clip_config(config, labels, quirks)
+        document.get("vision_config", document).update(stated_size(preprocess))
+        return {"config.json": document, "preprocessor_config.json": processor}
 
 
 def vision_config(source: Source) -> Fields:

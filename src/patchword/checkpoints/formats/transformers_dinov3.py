@@ -3,9 +3,17 @@
 from typing import Any, ClassVar
 
 from ...config import ViTConfig
+from ...errors import CheckpointError
 from ..family import Family, Fields, Metadata, Source, Tensors, count_blocks, get_shape, translate_value
 from ..mapping import Patch, Rule, TensorMap, add_key_bias, remove_key_bias
-from .transformers_json import parse_activation, parse_preprocess, require_config, shared_config, transformers_processor
+from .transformers_json import (
+    check_switches,
+    parse_activation,
+    parse_preprocess,
+    require_config,
+    shared_config,
+    transformers_processor,
+)
 
 PROJECTION = "embeddings.patch_embeddings.weight"
 LAYER = "layer.{}"
@@ -74,14 +82,20 @@ class TransformersDINOv3(Family):
         }
         fields["num_heads"] = config.get("num_attention_heads", 6)
         fields["norm_eps"] = config.get("layer_norm_eps", 1e-5)
-        if "layer.0.mlp.gate_proj.weight" in tensors:
+        gated, has_key_bias = "layer.0.mlp.gate_proj.weight" in tensors, any(n.endswith(KEYS) for n in source.tensors)
+        check_switches(config, {"use_gated_mlp": gated, "key_bias": has_key_bias})
+        if gated:
             gate = config.get("hidden_act", "gelu") if config else "silu"
             fields["activation"] = translate_value(gate, {"silu": "swiglu"}, "activation of a gated MLP")
         else:
             fields["activation"] = parse_activation(config, "gelu")
         fields["mlp_dim"] = get_shape(tensors, "layer.0.mlp.down_proj.weight", 2)[1]
         fields["mlp_bias"] = config.get("mlp_bias", True)
-        fields["qkv_bias"] = config.get("query_bias", True) or config.get("value_bias", True)
+        biases = {name: config.get(name, True) for name in ("query_bias", "value_bias")}
+        if len(set(biases.values())) > 1:
+            values = " and ".join(f"{name}={value}" for name, value in biases.items())
+            raise CheckpointError(f"config.json has {values}; patchword reads models in which both are the same.")
+        fields["qkv_bias"] = biases["query_bias"]
         fields["key_bias"] = not fields["qkv_bias"] or config.get("key_bias", False)
         fields["out_bias"] = config.get("proj_bias", True)
         if config.get("rope_theta", 100.0) != 100.0:

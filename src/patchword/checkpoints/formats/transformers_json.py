@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...config import ViTConfig
+from ...errors import CheckpointError
 from ..family import Fields, Source, require_fields, size_to_json, translate_value
 
 ACTIVATIONS = {
@@ -34,6 +35,15 @@ def parse_activation(config: Fields, default: str) -> str:
     return translate_value(config.get("hidden_act", default), ACTIVATIONS, "activation")
 
 
+def check_switches(config: Fields, seen: Fields) -> None:
+    """Raise an error for a switch in config.json that contradicts the tensors, which transformers would not use."""
+    for name, value in seen.items():
+        if name in config and bool(config[name]) != bool(value):
+            raise CheckpointError(
+                f"config.json has {name}={config[name]}, but the tensors are those of {name}={bool(value)}."
+            )
+
+
 def parse_labels(id2label: Any) -> tuple[str, ...] | None:
     """Return the labels by index; None for the placeholders LABEL_0, LABEL_1, ..."""
     if not isinstance(id2label, dict) or not id2label:
@@ -51,6 +61,8 @@ def parse_preprocess(processor: Fields) -> Fields:
     fields: Fields = {
         ours: processor[theirs] for theirs, ours in names.items() if isinstance(processor.get(theirs), list)
     }
+    if processor.get("do_normalize") is False:
+        fields |= {"mean": [0.0] * 3, "std": [1.0] * 3}
     resample = processor.get("resample")
     if isinstance(resample, int) and resample in RESAMPLING:
         fields["interpolation"] = RESAMPLING[resample]
@@ -81,6 +93,12 @@ def shared_config(config: ViTConfig, labels: tuple[str, ...] | None) -> Fields:
     return result | label_config(config.num_classes, labels)
 
 
+def stated_size(preprocess: Fields) -> Fields:
+    """Return the image size of config.json if it is not a multiple of the patch; `shared_config` has all others."""
+    sides = [own + trimmed for own, trimmed in zip(preprocess["size"], preprocess["trim"], strict=True)]
+    return {"image_size": size_to_json((sides[0], sides[1]))} if any(preprocess["trim"]) else {}
+
+
 def label_config(num_classes: int, labels: tuple[str, ...] | None) -> Fields:
     """Return the labels as config.json has them; a model without a head has none."""
     names = labels or tuple(f"LABEL_{i}" for i in range(num_classes))
@@ -90,7 +108,7 @@ def label_config(num_classes: int, labels: tuple[str, ...] | None) -> Fields:
 
 def transformers_processor(preprocess: Fields) -> Fields:
     """Return the preprocessor_config.json that transformers reads."""
-    height, width = preprocess["size"]
+    height, width = (own + rest for own, rest in zip(preprocess["size"], preprocess["trim"], strict=True))
     resample = {name: number for number, name in RESAMPLING.items()}[preprocess["interpolation"]]
     result: Fields = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
     result |= {"image_mean": list(preprocess["mean"]), "image_std": list(preprocess["std"]), "resample": resample}

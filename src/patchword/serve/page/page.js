@@ -63,7 +63,7 @@ function showFacts() {
   const rows = {
     parameters: model.parameters.toLocaleString("en"),
     format: model.family,
-    preprocessing: `${model.preprocess.resize}, crop ${model.preprocess.crop}, mean ${formatNumbers(model.preprocess.mean)}, std ${formatNumbers(model.preprocess.std)}`,
+    preprocessing: `${model.preprocess.resize}, crop ${model.preprocess.crop}${model.preprocess.trim ? `, without the last ${model.preprocess.trim.join(" rows and ")} columns` : ""}, mean ${formatNumbers(model.preprocess.mean)}, std ${formatNumbers(model.preprocess.std)}`,
     temperature: String(Math.round(model.temperature * 1000) / 1000),
     classes: model.labels.slice(0, 12).join(" · ") + (model.labels.length > 12 ? ` · and ${model.labels.length - 12} more` : ""),
   };
