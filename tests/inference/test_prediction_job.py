@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from patchword.inference import chunk_process, prediction_manifest
 from patchword.inference.chunk_process import ChunkProcess
 from patchword.inference.classifier import Classifier
 from patchword.inference.input_listing import InputListing
-from patchword.inference.prediction_job import finish_job, open_job, require_same_job, run_locally
+from patchword.inference.prediction_job import check_machine, finish_job, open_job, require_same_job, run_locally
 from patchword.inference.prediction_manifest import Manifest
 from patchword.inference.prediction_parts import ChunkModel, part_key, predict_chunk
 
@@ -157,6 +158,24 @@ def test_another_job_is_refused(photos: Path, tmp_path: Path) -> None:
     job = open_job(make_request(photos, out))
     assert not job.pending()
     assert code_of(require_same_job, job.request, job.manifest, job.manifest.settings | {"engine": "onnx"})
+
+
+def test_another_machine(photos: Path, tmp_path: Path) -> None:
+    """Exact engines continue with a note; int8 predictions depend on the CPU, so they do not."""
+    manifest = open_job(make_request(photos, tmp_path / "out")).manifest
+    assert check_machine(manifest) == []
+    other = replace(manifest, machine=manifest.machine | {"isa": ["sve"], "cpu": "another"})
+    assert [note.code for note in check_machine(other)] == ["machine_differs"]
+    int8 = replace(other, settings=other.settings | {"engine": "onnx-int8"})
+    assert code_of(check_machine, int8) == "machine_differs"
+    assert check_machine(replace(int8, machine=manifest.machine)) == []
+
+
+def test_an_output_that_cannot_be_written(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    refused = run_in_process(capsys, "predict", MODEL, photos, "--out", tmp_path / "file/out")
+    assert refused.returncode == 2
+    assert "cannot be written" in refused.stderr
 
 
 def test_wrong_requests(photos: Path, tmp_path: Path) -> None:

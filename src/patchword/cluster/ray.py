@@ -220,7 +220,8 @@ class Predictor:
         code = message = ""
         number = int(batch["chunk"][0])
         try:
-            check_machine(self.manifest)
+            if self.model is None:
+                check_machine(self.manifest)
             self.compute(number)
         except PatchwordError as error:  # returned, because Ray would wrap it and try again
             code, message = error.code, str(error)

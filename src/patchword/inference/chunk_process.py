@@ -70,7 +70,7 @@ class ChunkProcess:
         on_progress: Callable[[int], object] = lambda count: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._start_message = pickle.dumps((out, checkpoint, num_threads))
+        self._arguments = out, checkpoint, num_threads
         self.on_progress, self.should_stop = on_progress, should_stop
         self._process: Any = None
         self._connection: Connection | None = None
@@ -153,7 +153,7 @@ class ChunkProcess:
         self._process.start()
         theirs.close()
         try:
-            self._connection.send_bytes(self._start_message)
+            self._connection.send_bytes(pickle.dumps(self._arguments))  # not kept: it is as large as the model
             self._receive()
         except (OSError, ProcessDiedError) as error:
             self.close()

@@ -22,7 +22,7 @@ from .input_listing import ImageEntry, InputListing, InputRoot
 
 CHUNK_SIZE = 4096  # images: minutes of work, and a part of about 200 KB (predictions) or 12 MB (features)
 MAX_CHUNK_SIZE = 65_536
-CHUNKS_PER_FILE = 64  # 262,144 images: about 50 MB while the file is written
+CHUNKS_PER_FILE = 16  # 65,536 images: about 80 MB while the file is written; 15,000 files for a billion images
 MANIFEST_KEY = "manifest/manifest.json"
 FORMAT = 1
 
