@@ -23,7 +23,8 @@ MAX_VIT_LINES = 200
 # Lowest first; a package may import only from packages below it.
 LAYERS = (
     *("errors", "core", "config", "recipes", "models", "data", "checkpoints", "engines", "inference", "metrics"),
-    *("evaluation", "inspection", "plots", "report", "training", "lineage", "doctor", "studies", "serve", "cli"),
+    *("evaluation", "inspection", "plots", "report", "training", "lineage", "doctor", "studies", "cluster", "serve"),
+    "cli",
 )
 
 # Words that this project does not use, with what it says instead (matched as whole words, ignoring case).

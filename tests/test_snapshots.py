@@ -19,6 +19,7 @@ import patchword as pw
 from helpers import snapshots
 from helpers.runs import rows, write_recipe
 from helpers.snapshots import check_arrays, check_exact, check_openapi, check_rows, check_schema, schema_of
+from helpers.tar_shards import write_shards
 from patchword.cli import main as cli
 from patchword.config import (
     AugmentConfig,
@@ -331,11 +332,27 @@ def test_predict_json(command: Any, photos: Path, tmp_path: Path) -> None:
     check_schema("predict", command("predict", "patchword:cifar10", *images, "--json", code=3))
 
 
+@pytest.mark.slow
+def test_predict_parts_json(command: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    images = (photos / "cat/0.png", tmp_path / "broken.png")
+    found = command("predict", "patchword:cifar10", *images, "--out", tmp_path / "out", "--json", code=3)
+    check_schema("predict_parts", found, data_keys=("error_codes",))
+    manifest = json.loads((tmp_path / "out/manifest/manifest.json").read_text())
+    check_schema("predict_manifest", manifest)
+
+
 def test_embed_json(command: Any, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     arguments = ("--out", tmp_path / "features.npz", "--json")
     found = command("embed", "patchword:cifar10", photos / "cat/0.png", tmp_path / "broken.png", *arguments, code=3)
     check_schema("embed", found)
+
+
+def test_index_json(command: Any, tmp_path: Path) -> None:
+    write_shards(tmp_path, {"train-0": 4, "val-0": 2})
+    (tmp_path / "train-1.tar").write_bytes(b"damaged" * 100)
+    check_schema("index", command("index", tmp_path, "--json", code=3), data_keys=("splits",))
 
 
 def test_models_json(command: Any) -> None:

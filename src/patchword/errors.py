@@ -11,6 +11,7 @@ PatchwordError             patchword_error
 │   ├── ImageError         unreadable_image     one image that cannot be decoded
 │   └── DownloadError      unreachable          a dataset that cannot be downloaded (data/download.py)
 ├── OutputError            cannot_write         a file or directory that cannot be written, or must not be overwritten
+├── StorageError           storage_failed       a directory or an object store that cannot be read or written
 ├── HubError               hub_failed           a model hub that cannot be reached, or does not have the model
 └── TrainingError          training_failed      training stopped: NaN or Inf, or another unrecoverable error
 
@@ -116,6 +117,17 @@ class OutputError(PatchwordError):
     """Raised when a file or directory cannot be written, or exists and must not be overwritten (`output_exists`)."""
 
     code = "cannot_write"
+
+
+class StorageError(PatchwordError):
+    """Raised when objects of a directory or an object store cannot be listed, read or written.
+
+    Its codes say whether trying again can help: "object_not_found", "access_denied", "storage_unreachable" (no
+    proper response in time), "object_changed" (another version than expected), "invalid_key", "invalid_reference",
+    "out_of_range".
+    """
+
+    code = "storage_failed"
 
 
 class HubError(PatchwordError):

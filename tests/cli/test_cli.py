@@ -57,13 +57,29 @@ def command(capsys: pytest.CaptureFixture[str]) -> Run:
     return functools.partial(run_in_process, capsys)
 
 
-def test_help_lists_all_commands_and_imports_nothing_slow() -> None:
+SLOW_IMPORTS = ("torch", "numpy", "ray", "obstore", "pyarrow")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["predict", "--help"], ["embed", "--help"]], ids=" ".join)
+def test_help_imports_nothing_slow(words: list[str]) -> None:
     """Importing torch would take seconds; without it --help takes 0.3 s."""
     script = "import sys; from patchword.cli.main import main\n"
-    script += "try: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules, 'numpy' in sys.modules)"
+    script += f"try: main({words})\nexcept SystemExit: print('loaded:', *(set({SLOW_IMPORTS}) & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.stdout.endswith("False False\n")
-    assert all(name in result.stdout for name in cli.COMMANDS)
+    assert result.stdout.endswith("loaded:\n")
+    if words == ["--help"]:
+        assert all(name in result.stdout for name in cli.COMMANDS)
+
+
+@pytest.mark.slow
+def test_small_predictions_import_no_extra(tmp_path: Path) -> None:
+    """Object stores, Parquet and Ray are imported only when a job asks for them."""
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    script = "import sys; from patchword.cli.main import main\n"
+    script += f"try: main(['predict', 'patchword:cifar10', '{tmp_path}'])\n"
+    script += "except SystemExit: print('loaded:', *({'ray', 'obstore', 'pyarrow'} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.endswith("loaded:\n"), result.stdout + result.stderr
 
 
 @pytest.mark.slow

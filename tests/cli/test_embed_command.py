@@ -75,7 +75,7 @@ def test_existing_file_is_kept(model: Path, folder: Path, tmp_path: Path, capsys
     assert np.load(out)["features"].shape == (5, 48)
 
 
-@pytest.mark.parametrize("out", ["features", "features.npy", "features.pt"])
+@pytest.mark.parametrize("out", ["features.npy", "features.pt"])
 def test_unknown_suffix(out: str, folder: Path, capsys: Capture) -> None:
     result = run_in_process(capsys, "embed", "no-such-model", folder, "--out", out)  # refused before the model is read
     assert (result.returncode, result.stdout) == (2, "")

@@ -125,6 +125,9 @@ RENAMED_KEYS: dict[str, str] = {
 ADDED_KEYS: dict[str, str] = {
     "doctor:[].code": "string",
     "convert:config.attention_dropout": "number",
+    "run_config:config.data.lanes": "integer",
+    "run_config:config.data.shard_cache_gib": "number",
+    "run_config:config.data.shuffle_window": "integer",
     "run_config:config.model.attention_dropout": "number",
     "run_model:config.attention_dropout": "number",
     "serve_model:config.attention_dropout": "number",

@@ -25,6 +25,7 @@ GROUPS = {
         "quickstart": "train a small ViT on handwritten digits in about a minute",
         "train": "train or fine-tune a model on your images, or with a recipe",
         "resume": "continue a run that was stopped or killed",
+        "index": "index tar shards, also in an object store, before training",
         "recipes": "list the recipes: what each one does, its command, its result",
         "models": "list the models that there are: formats, presets, hub names",
     },

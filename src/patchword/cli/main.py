@@ -31,6 +31,7 @@ from .commands.embed_command import embed
 from .commands.evaluate_command import evaluate
 from .commands.export_command import export
 from .commands.help_command import show_help
+from .commands.index_command import index
 from .commands.inspect_command import inspect_model
 from .commands.models_command import list_models
 from .commands.predict_command import predict
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "models": list_models,
     "predict": predict,
     "embed": embed,
+    "index": index,
     "convert": convert,
     "evaluate": evaluate,
     "probe": probe,

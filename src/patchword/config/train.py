@@ -21,7 +21,7 @@ class DataConfig(JsonConfig):
     section = "data"
 
     source: str = ""
-    """A folder, a CSV, TSV or parquet file, tar shards, hf-datasets:OWNER/NAME, or a named dataset such as cifar10."""
+    """A folder, a CSV, TSV or parquet file, tar shards (also s3://), hf-datasets:OWNER/NAME, or a named dataset."""
     val: str | None = None
     """Validation data; by default, the validation set of `source`, or else `val_fraction` of its training set."""
     test: str | None = None
@@ -38,12 +38,21 @@ class DataConfig(JsonConfig):
     """Number of threads that load and augment batches ahead of time; 0 loads them in the training thread."""
     cache_gib: float = 4.0
     """Memory for decoded images, in GiB, half of it for the training set; 0 means no cache."""
+    lanes: int = 64
+    """Shards with an index: number of shards that a batch is taken from; the order of the samples depends on it."""
+    shuffle_window: int = 1024
+    """Shards with an index: number of consecutive samples of a lane that are shuffled."""
+    shard_cache_gib: float = 20.0
+    """Disk space for blocks of shards from an object store, in GiB per machine; 0 requests every image by itself."""
 
     def validate(self) -> None:
         self.check("val_fraction", 0 < self.val_fraction < 1, "above 0 and below 1")
         self.check("train_fraction", 0 < self.train_fraction <= 1, "above 0 and at most 1")
         self.check_range(0, 256, "num_workers")
         self.check("cache_gib", self.cache_gib >= 0, "at least 0")
+        self.check_range(1, 65_536, "lanes")
+        self.check_range(1, 2**24, "shuffle_window")
+        self.check("shard_cache_gib", self.shard_cache_gib == 0 or self.shard_cache_gib >= 1, "0, or at least 1")
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,60 @@ def progress(title: str, total: int) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
+def rate_progress(title: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Show how many of `total` images are done, how fast they are, and how long the rest takes.
+
+    Args:
+        title: What is done.
+        total: The number of images.
+        done: Those that an earlier process has done: they do not count for the rate.
+
+    Yields:
+        A function to call with the number of further images. It may be called from any thread.
+    """
+    count, first = 0, (0, 0.0)  # images, and when the first of them were done: the start of a worker takes seconds
+
+    def describe() -> str:
+        text = f"{title}: {done + count:,} of {total:,} images"
+        if count <= first[0]:
+            return text
+        rate = (count - first[0]) / (time.monotonic() - first[1])
+        return f"{text}, {rate:,.1f} images/s, {format_seconds((total - done - count) / rate)} left"
+
+    def add(further: int) -> None:
+        nonlocal count, first
+        count += further
+        first = first if first[1] else (count, time.monotonic())
+
+    if not sys.stderr.isatty():
+        with report_lines(describe):
+            yield add
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(BarColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total, completed=done)
+
+        def advance(further: int) -> None:
+            add(further)
+            bar.update(task, completed=done + count, description=describe())
+
+        yield advance
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration with two units, as in "3 h 10 min"."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    hours = round(seconds / 3600)
+    return f"{minutes // 60} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+@contextmanager
 def working(title: str) -> Iterator[None]:
     """Show that something of unknown length is running, such as the building of an engine."""
     if not sys.stderr.isatty():

@@ -8,7 +8,6 @@ import dataclasses
 import difflib
 import glob
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,29 @@ from .datasets.registry import DATASET_NAMES, open_named_dataset
 from .formats.csv_list import open_table
 from .formats.hf_datasets import PREFIX, is_saved_dataset, open_hub_dataset, open_saved_dataset
 from .formats.image_folder import open_folder
+from .formats.indexed_shards import DEFAULT_CACHE_GIB, IndexedSource, open_indexed
 from .formats.parquet import open_parquet
 from .formats.webdataset import open_shards
 from .image_decoder import IMAGE_SUFFIXES
-from .sources import SPLIT_ALIASES, SPLIT_TITLES, DatasetSplits, ResolvedDataset, Source, fingerprint
-from .split import apply_split, stratified_split, stratified_subset
+from .name_patterns import expand_numbers, split_pattern
+from .shard_index import INDEX_FILE, is_index
+from .sources import (
+    SPLIT_ALIASES,
+    SPLIT_TITLES,
+    DatasetSplits,
+    ResolvedDataset,
+    Source,
+    fingerprint,
+    split_from_path,
+)
+from .split import apply_split, describe_split, stratified_split, stratified_subset
+from .storage import is_remote
 
 _TABLE_SUFFIXES = (".csv", ".tsv")
 _CONTAINER_READERS = {".tar": open_shards, ".parquet": open_parquet}
-_MAX_FILES = 1_000_000  # in one {000..999} range
 _ACCEPTED = (
-    "a folder with one subfolder per class, a .csv or .tsv file, .parquet files, .tar shards, "
-    f"{PREFIX}OWNER/NAME, or a named dataset"
+    "a folder with one subfolder per class, a .csv or .tsv file, .parquet files, .tar shards (also in an object store, "
+    f"such as s3://bucket/shards), {PREFIX}OWNER/NAME, or a named dataset"
 )
 
 
@@ -81,7 +91,7 @@ def with_validation(
     splits = _unify_labels(splits)
     fingerprints = {name: fingerprint(source) for name, source in splits.as_dict().items()}
     if saved is not None:
-        _require_unchanged(fingerprints, saved)
+        _require_unchanged(splits, fingerprints, saved)
     if splits.val is not None:
         return dataclasses.replace(splits, split_info={"kind": "given", "fingerprint": fingerprints})
     source = splits.train
@@ -90,32 +100,34 @@ def with_validation(
         "kind": "stratified",
         "seed": seed,
         "fraction": fraction,
-        "val": [source.key(int(index)) for index in val],
+        **describe_split(source, val),
         "fingerprint": fingerprints,
     }
     return dataclasses.replace(splits, train=source.subset(train), val=source.subset(val), split_info=split_info)
 
 
-def _require_unchanged(fingerprints: dict[str, str], saved: dict[str, Any]) -> None:
+def _require_unchanged(splits: DatasetSplits, fingerprints: dict[str, str], saved: dict[str, Any]) -> None:
     expected = saved.get("fingerprint")
     if not isinstance(expected, dict):
         raise DataError("The saved split has no 'fingerprint', so a change of the data cannot be detected.")
     names = sorted({*expected, *fingerprints})
     if changed := [name for name in names if expected.get(name) != fingerprints.get(name)]:
         titles = " and the ".join(SPLIT_TITLES.get(name, name) for name in changed)
+        has_index = any(isinstance(source, IndexedSource) for source in splits.as_dict().values())
+        hint = f" If the run started before {INDEX_FILE} was written, move that file away." if has_index else ""
         raise DataError(
             f"The data have changed since the run started: the {titles} has other samples or other labels. "
-            f"Restore the data, or start a new run."
+            f"Restore the data, or start a new run.{hint}"
         )
 
 
 def _load_splits(config: DataConfig) -> DatasetSplits:
-    dataset = resolve_dataset(config.source, config.multi_label)
+    dataset = resolve_dataset(config.source, config.multi_label, config.shard_cache_gib)
     train = _select_split("train", dataset, config.source)
     held_out, notes = {}, list(dataset.notes)
     for name, reference in (("val", config.val), ("test", config.test)):
         if reference is not None:
-            other = resolve_dataset(reference, config.multi_label)
+            other = resolve_dataset(reference, config.multi_label, config.shard_cache_gib)
             held_out[name] = _select_split(name, other, reference)
             notes += other.notes
         elif dataset.splits.get(name) not in (None, train):
@@ -144,13 +156,19 @@ def _require_disjoint(splits: DatasetSplits, config: DataConfig) -> None:
         source = getattr(splits, name)
         if reference is None or source is None:
             continue
-        trained = {os.path.abspath(splits.train.name(index)) for index in range(len(splits.train))}
-        paths = (source.name(index) for index in range(len(source)))
-        if shared := [path for path in paths if os.path.abspath(path) in trained]:
+        if shared := _shared_names(splits.train, source):
             raise DataError(
                 f"data.{name}={reference}: {len(shared)} of its {len(source)} images are also in the training set, "
                 f"for example {shared[0]}, so metrics on it would be meaningless. Use other images, or leave it out."
             )
+
+
+def _shared_names(train: Source, source: Source) -> list[str]:
+    """Return the names of the images of a source that are also in the training set."""
+    if isinstance(train, IndexedSource):
+        return train.shared_names(source)
+    trained = {os.path.abspath(train.name(index)) for index in range(len(train))}
+    return [name for name in map(source.name, range(len(source))) if os.path.abspath(name) in trained]
 
 
 def _select_split(name: str, dataset: ResolvedDataset, reference: str) -> Source:
@@ -174,7 +192,9 @@ def _require_classes(train: Source, config: DataConfig) -> None:
     raise DataError(f"{config.source} has {classes}; training needs at least {min_classes}.{hint}")
 
 
-def resolve_dataset(reference: str, multi_label: bool = False) -> ResolvedDataset:
+def resolve_dataset(
+    reference: str, multi_label: bool = False, shard_cache_gib: float = DEFAULT_CACHE_GIB
+) -> ResolvedDataset:
     """Open whatever a reference names. The name of a known dataset takes precedence over a folder of that name."""
     if not reference:
         raise DataError(f"No dataset is given. Use {_ACCEPTED}.")
@@ -186,7 +206,13 @@ def resolve_dataset(reference: str, multi_label: bool = False) -> ResolvedDatase
         with download_progress(reference) as on_progress:
             splits = open_named_dataset(reference, on_progress=on_progress)
         return ResolvedDataset(splits.as_dict(), splits.notes)
+    if is_remote(reference):
+        url, pattern = split_pattern(reference)
+        return open_indexed(url, multi_label, shard_cache_gib, pattern)
     path = Path(reference).expanduser()
+    folder, pattern = (str(path), "") if path.is_dir() else split_pattern(path.as_posix())
+    if is_index(Path(folder, INDEX_FILE)) and not is_saved_dataset(Path(folder)):
+        return open_indexed(str(Path(folder).absolute()), multi_label, pattern=pattern)
     if path.is_dir():
         return _open_directory(path, multi_label)
     if path.is_file() and path.suffix.lower() in _TABLE_SUFFIXES:
@@ -233,7 +259,7 @@ def _open_containers(files: list[Path], multi_label: bool, reference: str) -> Re
     root = os.path.commonpath([file.absolute().parent for file in files])
     by_split: dict[str, list[Path]] = {}
     for file in files:
-        by_split.setdefault(_split_from_path(os.path.relpath(file, root)), []).append(file)
+        by_split.setdefault(split_from_path(os.path.relpath(file, root)), []).append(file)
     unnamed = by_split.pop("", [])
     if not by_split:
         return read({"train": unnamed}, multi_label)
@@ -244,29 +270,13 @@ def _open_containers(files: list[Path], multi_label: bool, reference: str) -> Re
     return ResolvedDataset(dataset.splits, (*dataset.notes, Note(text, "files_left_out")))
 
 
-def _split_from_path(path: str) -> str:
-    """Return the split in a file's name ("train-00000-of-00002.parquet") or in that of its folder; else ""."""
-    for name in reversed(Path(path).parts):
-        for word in re.split(r"[^a-z]+", name.lower()):
-            if word in SPLIT_ALIASES:
-                return SPLIT_ALIASES[word]
-    return ""
-
-
 def _expand_pattern(pattern: str) -> list[Path]:
     """Expand * and ? as a shell does, and {000..012} to numbered files, all of which must exist."""
-    numbers = re.search(r"\{(\d{1,9})\.\.(\d{1,9})\}", pattern)
-    if numbers is None:
-        return sorted(map(Path, glob.glob(pattern)))
-    first, last = numbers.groups()
-    if not 0 <= int(last) - int(first) < _MAX_FILES:
-        raise DataError(f"{numbers[0]} in {pattern} must be an ascending range of at most {_MAX_FILES:,} files.")
     files = []
-    for number in range(int(first), int(last) + 1):
-        numbered = pattern[: numbers.start()] + str(number).zfill(len(first)) + pattern[numbers.end() :]
-        matches = _expand_pattern(numbered)
-        if not matches:
-            raise DataError(f"{pattern}: the file {numbered} does not exist.")
+    for each in expand_numbers(pattern):
+        matches = sorted(map(Path, glob.glob(each)))
+        if not matches and each != pattern:
+            raise DataError(f"{pattern}: the file {each} does not exist.")
         files += matches
     return files
 

@@ -22,6 +22,11 @@ class ShuffledSampler:
         """Return the indices of the samples of one epoch, in order."""
         return permutation(self.seed, epoch, self.num_samples)
 
+    def select(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
+        """Return the indices of the samples at some positions of an epoch, int64."""
+        selected: np.ndarray = self._cached_order(epoch)[offsets]
+        return selected
+
     def __call__(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the sample indices (int64) and random keys (uint64) at the positions start..stop."""
         positions = np.arange(start, stop)
@@ -29,7 +34,7 @@ class ShuffledSampler:
         indices, sample_keys = np.empty(len(positions), np.int64), np.empty(len(positions), np.uint64)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            indices[rows] = self._cached_order(int(epoch))[offsets[rows]]
+            indices[rows] = self.select(int(epoch), offsets[rows])
             # Offset by num_samples: keys 0..num_samples-1 are those of the shuffle.
             sample_keys[rows] = keys(self.seed, int(epoch), self.num_samples + offsets[rows])
         return indices, sample_keys

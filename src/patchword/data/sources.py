@@ -7,7 +7,8 @@ It does not know how splits are found (`data.resolve` and the formats) or how im
 import copy
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -75,6 +76,7 @@ class Source:
 
         Raises:
             ImageError: The image cannot be read.
+            StorageError: The object store cannot be read, or the data have changed: this stops a run.
         """
         raise NotImplementedError
 
@@ -106,6 +108,11 @@ class Source:
         converted = copy.copy(self)
         converted.targets = to_multi_hot(self.targets, len(self.labels))
         return converted
+
+    def identity(self) -> Iterator[bytes]:
+        """Yield bytes that identify the images and their order: by default, their keys."""
+        for index in range(len(self)):
+            yield self.key(index).encode("utf-8", "surrogatepass") + b"\0"
 
     @property
     def multi_label(self) -> bool:
@@ -212,6 +219,15 @@ def decode_image(data: bytes, name: str, mode: Mode, min_size: tuple[int, int] |
     return load_image(data, mode=mode, min_size=min_size, name=name)
 
 
+def split_from_path(path: str) -> str:
+    """Return the split in a file's name ("train-00000-of-00002.parquet") or in that of its folder; else ""."""
+    for name in reversed(Path(path).parts):
+        for word in re.split(r"[^a-z]+", name.lower()):
+            if word in SPLIT_ALIASES:
+                return SPLIT_ALIASES[word]
+    return ""
+
+
 def from_arrays(images: np.ndarray, targets: np.ndarray, labels: Sequence[str] | None = None) -> ArraySource:
     """Make a source from arrays in memory.
 
@@ -274,7 +290,7 @@ def fingerprint(source: Source) -> str:
     It changes when samples are added, removed, renamed or relabeled, but not when the dataset is moved.
     """
     digest = hashlib.sha256("\0".join(source.labels).encode("utf-8", "surrogatepass"))
-    for index in range(len(source)):
-        digest.update(source.key(index).encode("utf-8", "surrogatepass") + b"\0")
+    for part in source.identity():
+        digest.update(part)
     digest.update(np.ascontiguousarray(source.targets).tobytes())
     return digest.hexdigest()

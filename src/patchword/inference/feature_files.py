@@ -94,7 +94,8 @@ def check_feature_file(path: Path) -> None:
         ConfigError: The suffix is unknown, or its package is not installed.
     """
     if path.suffix not in WRITERS:
-        raise ConfigError(f"{path}: features are written to {', '.join(WRITERS)}. Example: features.npz")
+        formats = ", ".join(WRITERS)
+        raise ConfigError(f"{path}: features are written to {formats}, or to a directory. Example: features.npz")
     if path.suffix == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401

@@ -16,7 +16,10 @@ from ..data.formats.image_folder import list_labeled_images
 from ..data.image_decoder import IMAGE_SUFFIXES, list_images
 from ..data.resolve import is_plain_folder, resolve_dataset
 from ..data.sources import Source
+from ..data.storage import is_remote
 from ..errors import DataError
+from .entry_reader import EntryReader
+from .input_listing import CONTAINER_SUFFIXES, InputListing
 from .open_image import ImageInput
 
 SPLIT_ORDER = ("test", "val", "train")  # the first split that a dataset has is used
@@ -65,8 +68,9 @@ def resolve_images(references: Iterable[ImageInput]) -> list[InputImage]:
     """All images that the references stand for, in their order.
 
     A reference is a file, a folder (searched recursively), a glob pattern, a dataset reference such as "cifar10",
-    "photos.csv" or "hf:owner/name" (its test split, else validation, else training), the bytes of a file, a uint8
-    array, a batch of them (N, H, W, C), or a Pillow image. Images need no labels; those of a dataset keep theirs.
+    "photos.csv" or "hf:owner/name" (its test split, else validation, else training), the URL of an image, a folder or
+    shards in an object store, the bytes of a file, a uint8 array, a batch of them (N, H, W, C), or a Pillow image.
+    Images need no labels; those of a dataset keep theirs.
     """
     images: list[InputImage] = []
     for reference in references:
@@ -91,6 +95,8 @@ def resolve_reference(reference: ImageInput, first: int = 0) -> list[InputImage]
 def resolve_path(reference: str) -> list[InputImage]:
     """A file, a folder, a glob pattern or a dataset. A file that is missing is reported when it is read."""
     path = Path(reference).expanduser()
+    if is_remote(reference):
+        return listed_images(reference)
     if reference in DATASET_NAMES:
         return dataset_images(reference)
     if path.is_dir():
@@ -103,9 +109,9 @@ def resolve_path(reference: str) -> list[InputImage]:
     try:
         return dataset_images(reference)
     except DataError as error:
-        if error.code != "no_label_column":
-            raise
-        return [InputImage(str(file), file) for file in list_table_images(path)]
+        if error.code == "no_label_column":
+            return [InputImage(str(file), file) for file in list_table_images(path)]
+        return unlabeled_images(path, error)
 
 
 def folder_images(folder: Path) -> list[InputImage]:
@@ -115,8 +121,32 @@ def folder_images(folder: Path) -> list[InputImage]:
     except DataError:
         if is_plain_folder(folder):
             raise
-        return dataset_images(str(folder))
+        try:
+            return dataset_images(str(folder))
+        except DataError as error:
+            return unlabeled_images(folder, error)
     return [InputImage(str(file), file) for file in files]
+
+
+def unlabeled_images(path: Path, error: DataError) -> list[InputImage]:
+    """The images in tar and Parquet files without labels; raises `error` if there are none."""
+    is_container = path.is_dir() or (path.is_file() and path.suffix.lower() in CONTAINER_SUFFIXES)
+    if not is_container:
+        raise error
+    try:
+        return listed_images(str(path))
+    except DataError:
+        raise error from None
+
+
+def listed_images(reference: str) -> list[InputImage]:
+    """The images of a URL, or of files that a large job would take, each read when it is needed."""
+    listing = InputListing([reference])
+    entries = list(listing)
+    if not entries:
+        raise DataError(f"There are no images in {reference}.", code="no_image")
+    reader = EntryReader(listing.roots)
+    return [InputImage(reader.name(entry), partial(reader.decode, entry)) for entry in entries]
 
 
 def glob_images(pattern: str) -> list[InputImage]:

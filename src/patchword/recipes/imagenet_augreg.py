@@ -3,6 +3,9 @@
 Command: torchrun --nproc-per-node 8 -m patchword train imagenet_augreg --data.source imagenet
 Machine: 8 GPUs; not run at this scale.
 Result: not measured. Published: 76.5% top-1 (Beyer et al., 2022).
+
+For more machines, index tar shards once with `patchword index s3://bucket/imagenet`, give that URL as --data.source,
+and start torchrun on every machine. Each step has the same images on any number of processes.
 """
 
 from patchword.config import Config, DataConfig, OptimConfig, ScheduleConfig

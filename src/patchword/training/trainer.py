@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import Config
 from ..data.keyed_rng import keys
+from ..data.lane_sampler import make_sampler
 from ..data.loader import Batch, Loader
-from ..data.sampler import BalancedSampler, ShuffledSampler
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note
 from .cpu_data_parallel import CPUDataParallel, num_chunks
@@ -93,16 +93,11 @@ class Trainer:
 
     def make_loaders(self, splits: DatasetSplits) -> None:
         """Make the loaders; half of the cache is for training, a quarter each for validation and test."""
-        data, seed = self.config.data, self.config.seed
-        sampler = (
-            BalancedSampler(seed, splits.train.targets)
-            if data.balanced_sampling
-            else ShuffledSampler(seed, len(splits.train))
-        )
+        data = self.config.data
         self.loader = Loader(
             splits.train,
             self.preprocess,
-            sampler=sampler,
+            sampler=make_sampler(splits.train, self.config),
             augment=self.config.augment,
             num_workers=data.num_workers,
             cache_gib=data.cache_gib / 2,

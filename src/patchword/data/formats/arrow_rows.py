@@ -77,11 +77,16 @@ class RowSource(Source):
 def find_columns(schema: "pa.Schema", what: str) -> Columns:
     """Find the image and label columns, by Hugging Face's feature metadata or else by type and name."""
     features = _features(schema)
-    image = _choose_column("image", IMAGE_COLUMNS, _image_columns(schema, features), schema, what)
+    image = find_image_column(schema, what)
     with_names = {column: names for column in schema.names if (names := _class_names(features.get(column)))}
     candidates = list(with_names) or [name for name in schema.names if name.lower() in LABEL_COLUMNS]
     label = _choose_column("label", LABEL_COLUMNS, candidates, schema, what)
     return Columns(image, label, with_names.get(label))
+
+
+def find_image_column(schema: "pa.Schema", what: str) -> str:
+    """Find the image column alone, for tables without labels."""
+    return _choose_column("image", IMAGE_COLUMNS, _image_columns(schema, _features(schema)), schema, what)
 
 
 def _features(schema: "pa.Schema") -> dict[str, Any]:

@@ -29,14 +29,19 @@ _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 class _Table:
     """The cells of a file, with their line numbers for error messages."""
 
-    path: Path
+    name: str  # in messages
     columns: list[str]
     lines: list[int]  # last line of each row
     rows: list[list[str]]
 
+    @property
+    def path(self) -> Path:
+        """The file, if it is not an object of a store."""
+        return Path(self.name)
+
     def where(self, row: int) -> str:
         """File and line of a row."""
-        return f"{self.path}, line {self.lines[row]}"
+        return f"{self.name}, line {self.lines[row]}"
 
     def column(self, names: Sequence[str]) -> int | None:
         """Index of the column with the first of these names that exists."""
@@ -74,12 +79,17 @@ def list_table_images(path: str | Path) -> list[Path]:
     return [table.path.parent / name for name in dict.fromkeys(paths)]
 
 
+def parse_paths(data: bytes, name: str) -> list[str]:
+    """Return the cells of the column `path` of a CSV file, each once; `name` is that of the file."""
+    return list(dict.fromkeys(_read_paths(_parse_table(_decode(data, name), name))[1]))
+
+
 def _read_paths(table: _Table) -> tuple[int, list[str]]:
     """Return the index of the column with the paths, and its cells."""
     column = table.column(PATH_COLUMNS)
     if column is None:
         raise DataError(
-            f"{table.path} has no column 'path'. The first line must name the columns; it has {_format_columns(table)}."
+            f"{table.name} has no column 'path'. The first line must name the columns; it has {_format_columns(table)}."
         )
     paths = [row[column].strip() for row in table.rows]
     if "" in paths:
@@ -92,9 +102,16 @@ def _describe_rows(table: _Table, rows: list[int]) -> Callable[[int], str]:
 
 
 def _read_table(path: Path) -> _Table:
-    text = _read_text(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+    return _parse_table(_decode(data, str(path)), str(path))
+
+
+def _parse_table(text: str, path: str) -> _Table:
     header = text.partition("\n")[0]
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in header and "," not in header else ","
+    delimiter = "\t" if path.lower().endswith(".tsv") else ";" if ";" in header and "," not in header else ","
     # newline="": the csv module needs the original line ends inside quoted cells.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     lines, rows = [], []
@@ -117,11 +134,7 @@ def _read_table(path: Path) -> _Table:
     return _Table(path, columns, lines, rows)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+def _decode(data: bytes, path: str) -> str:
     try:
         return data.decode("utf-8-sig")  # with or without the byte order mark that Excel writes
     except UnicodeDecodeError as error:

@@ -10,12 +10,12 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from ...errors import DataError, ImageError, Note
+from ...errors import DataError, ImageError, Note, PatchwordError, StorageError
 from ..class_labels import encode_labels, format_names, parse_labels
 from ..image_decoder import IMAGE_SUFFIXES, Mode
 from ..sources import ResolvedDataset, Source, decode_image
@@ -24,11 +24,25 @@ _MAX_LABEL_BYTES = 2**20  # of a .cls or .json file
 
 
 @dataclass
-class _Sample:
-    offset: int = -1  # of the image in the tar; -1: not found yet
+class ShardSample:
+    """What was found of a sample so far.
+
+    Attributes:
+        offset: Where the image begins in the tar; -1: not found yet.
+        size: The size of the image in bytes.
+        member: The name of the image in the tar.
+        labels: The class names; None: not found yet.
+    """
+
+    offset: int = -1
     size: int = 0
     member: str = ""
-    labels: tuple[str, ...] | None = None  # None: not found yet
+    labels: tuple[str, ...] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are an image and labels."""
+        return self.offset >= 0 and self.labels is not None
 
 
 class ShardSource(Source):
@@ -38,7 +52,7 @@ class ShardSource(Source):
         self,
         root: Path,
         files: list[str],
-        samples: list[tuple[int, _Sample]],  # each with the index of its shard
+        samples: list[tuple[int, ShardSample]],  # each with the index of its shard
         labels: Sequence[str],
         targets: np.ndarray,
     ) -> None:
@@ -79,17 +93,11 @@ def open_shards(files_by_split: dict[str, list[Path]], multi_label: bool) -> Res
 
 
 def _open_split(root: Path, files: list[Path], multi_label: bool, notes: list[Note]) -> ShardSource:
-    samples: list[tuple[int, _Sample]] = []
+    samples: list[tuple[int, ShardSample]] = []
     for shard, file in enumerate(files):
-        index, problem = _index_shard(file)
-        complete = [sample for sample in index.values() if sample.offset >= 0 and sample.labels is not None]
+        complete, problems = select_complete(_index_shard(file), str(file))
         samples += [(shard, sample) for sample in complete]
-        if problem:
-            text = f"{file}: {problem} The {len(complete)} samples before the damage are used."
-            notes.append(Note(text, "shard_damaged"))
-        if partial := [key for key, sample in index.items() if sample.offset < 0 or sample.labels is None]:
-            text = f"{file}: left out, because image or label is missing or unreadable: {format_names(partial)}."
-            notes.append(Note(text, "samples_left_out"))
+        notes += problems
     if not samples:
         detail = f" {notes[-1]}" if notes else ""
         shards = format_names(map(str, files))
@@ -102,23 +110,56 @@ def _open_split(root: Path, files: list[Path], multi_label: bool, notes: list[No
     return ShardSource(root, names, samples, labels, targets)
 
 
-def _index_shard(path: Path) -> tuple[dict[str, _Sample], str]:
-    """Return the samples of a tar by key, and a sentence on its damage or ""."""
-    samples: dict[str, _Sample] = {}
+class ScannedShard(NamedTuple):
+    """The samples of a tar by key, complete or not, and a sentence on its damage, or ""."""
+
+    samples: dict[str, ShardSample]
+    problem: str
+
+
+def select_complete(scanned: ScannedShard, name: str) -> tuple[list[ShardSample], list[Note]]:
+    """Return the samples that have image and label, and notes on the others and on damage."""
+    samples, problem = scanned
+    complete = [sample for sample in samples.values() if sample.is_complete]
+    notes = []
+    if problem:
+        text = f"{name}: {problem} The {len(complete)} samples before the damage are used."
+        notes.append(Note(text, "shard_damaged"))
+    if partial := [key for key, sample in samples.items() if not sample.is_complete]:
+        text = f"{name}: left out, because image or label is missing or unreadable: {format_names(partial)}."
+        notes.append(Note(text, "samples_left_out"))
+    return complete, notes
+
+
+def _index_shard(path: Path) -> ScannedShard:
     try:
         with open(path, "rb") as file:
-            for member in _iter_members(file):
-                _add_member(samples, member, file)
+            return scan_shard(file)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def scan_shard(file: BinaryIO) -> ScannedShard:
+    """Find the samples of a tar, a seekable file.
+
+    Raises:
+        OSError, StorageError: It cannot be read at all.
+    """
+    samples: dict[str, ShardSample] = {}
+    try:
+        for member in iter_members(file):
+            _add_member(samples, member, file)
+    except (OSError, PatchwordError):
+        raise
     except Exception as error:  # a damaged tar can raise nearly anything, even RecursionError
-        return samples, f"it is damaged or truncated ({error})."
-    return samples, ""
+        return ScannedShard(samples, f"it is damaged or truncated ({error}).")
+    return ScannedShard(samples, "")
 
 
-def _iter_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+def iter_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """Yield the regular files; raises `tarfile.ReadError` at the first damage."""
-    length = os.fstat(file.fileno()).st_size
+    length = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if file.read(2) == b"\x1f\x8b":
         raise tarfile.ReadError("it is compressed, which prevents random access; decompress it with gunzip")
     file.seek(0)
@@ -139,13 +180,28 @@ def _iter_members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
             raise tarfile.ReadError(f"byte {tar.offset:,} is not a valid header")
 
 
-def _add_member(samples: dict[str, _Sample], member: tarfile.TarInfo, file: BinaryIO) -> None:
+def image_members(file: BinaryIO) -> tuple[list[tarfile.TarInfo], str]:
+    """Return the images in a tar, labeled or not, and a sentence on its damage or ""."""
+    images = []
+    try:
+        for member in iter_members(file):
+            name = member.name.rpartition("/")[2]
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+                images.append(member)
+    except StorageError:
+        raise
+    except Exception as error:  # a damaged tar can raise nearly anything, even RecursionError
+        return images, f"it is damaged or truncated ({error})."
+    return images, ""
+
+
+def _add_member(samples: dict[str, ShardSample], member: tarfile.TarInfo, file: BinaryIO) -> None:
     folder, _, name = member.name.rpartition("/")
     stem, _, suffix = name.partition(".")  # WebDataset: a key ends at the first dot
     suffix = suffix.lower()
     if not stem:
         return  # hidden files, such as ._0001.jpg from macOS
-    sample = samples.setdefault(f"{folder}/{stem}" if folder else stem, _Sample())
+    sample = samples.setdefault(f"{folder}/{stem}" if folder else stem, ShardSample())
     if f".{suffix}" in IMAGE_SUFFIXES and sample.offset < 0:
         sample.offset, sample.size, sample.member = member.offset_data, member.size, member.name
     elif suffix in ("cls", "json") and member.size <= _MAX_LABEL_BYTES and sample.labels is None:

@@ -1,0 +1,1 @@
+"""Large jobs on many machines: only this package imports Ray."""
