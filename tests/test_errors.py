@@ -74,6 +74,7 @@ RAISED_CODES = {
     "parts_missing",
     "ray_failed",
     "ray_unreachable",
+    "unsupported_by_fsdp",
     "invalid_key",
     "invalid_reference",
     "object_changed",

@@ -61,10 +61,11 @@ def find_same_run(config: Config, out: str | Path | None) -> Path | None:
 
 
 def list_differences(saved: Config, given: Config) -> list[str]:
-    """Describe each field that differs, except those that a run resolves when it starts, and how processes share it."""
+    """Describe each field that differs, except those that a run resolves when it starts, or that change no result."""
     if given.precision == "auto":
         given = given.replace(precision=saved.precision)
-    given = given.replace(parallel=saved.parallel, dist_timeout=saved.dist_timeout)
+    data = given.data.replace(num_workers=saved.data.num_workers, shard_cache_gib=saved.data.shard_cache_gib)
+    given = given.replace(parallel=saved.parallel, dist_timeout=saved.dist_timeout, data=data)
     ours, theirs = flatten(given.to_json()), flatten(saved.to_json())
     names = sorted(ours.keys() | theirs.keys())
     names = [name for name in names if ours.get(name) != theirs.get(name) and not is_resolved_at_start(name, given)]
