@@ -18,16 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from helpers.object_server import BUCKET, ObjectServer, environment
-from helpers.prediction_jobs import SITE_CUSTOMIZE, make_photos, make_request, read_parts, read_rows, run_job
+from helpers.object_server import BUCKET, ObjectServer, environment, faulty
+from helpers.prediction_jobs import SITE_CUSTOMIZE, make_photos, make_request, photo, read_parts, read_rows, run_job
 from helpers.ray_cluster import busy_node, kill_actor, ray_cluster, signal_node, start_driver, wait_until
 
+FAULT_RATES = {name: 0.05 for name in ("500", "503", "reset", "lost", "truncate", "conflict")} | {"stall": 0.005}
 CHUNK_SIZE = 256  # the start of a chunk, when nothing is read ahead yet, must not weigh more than in a real job
 
 
@@ -127,6 +129,33 @@ def measure(model: str, images: str | Path, rounds: int = 5, count: int = 1280) 
         }
 
 
+def rounds_of_storage_faults(rounds: int) -> dict[str, Any]:
+    """Two commands at once on one output, in an object store behind a network that fails; counts wrong outputs."""
+    counts: Counter[str] = Counter({"rounds": 0, "different_parts": 0, "wrong_exit_codes": 0})
+    server = ObjectServer()
+    for number in range(200):
+        server.put(f"photos/{number:04}.png", photo(number))
+    try:
+        os.environ.update(environment(server.endpoint))
+        quiet = f"s3://{BUCKET}/quiet"
+        run_job(f"s3://{BUCKET}/photos", quiet, chunk_size=8, top=5)
+        for number in range(rounds):
+            out = f"s3://{BUCKET}/out{number}"
+            words = ["predict", "patchword:cifar10", f"s3://{BUCKET}/photos", "--out", out, "--chunk-size", "8"]
+            with faulty(server, FAULT_RATES, seed=number) as proxy:
+                variables = {**os.environ, **environment(proxy.endpoint, timeout=60)}
+                command = [sys.executable, "-m", "patchword", *words]
+                drivers = [subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) for _ in range(2)]
+                counts["wrong_exit_codes"] += sum(driver.wait(600) != 0 for driver in drivers)
+                counts.update(proxy.faults())
+            counts["rounds"] += 1
+            counts["different_parts"] += read_parts(out) != read_parts(quiet)
+            print(f"round {number + 1}: {json.dumps(counts)}", flush=True)
+    finally:
+        server.stop()
+    return dict(counts)
+
+
 def rounds_of_faults(rounds: int, seed: int = 0) -> dict[str, Any]:
     """Jobs on a Ray cluster of four raylets, in each of which one thing is killed; counts lost and doubled rows."""
     random_source = random.Random(seed)
@@ -200,7 +229,8 @@ def main() -> None:
     args = parser.parse_args()
     content = measure(args.model, args.images, args.rounds, args.images_per_round)
     if args.faults:
-        content["faults"] = rounds_of_faults(args.faults)
+        content["cluster_faults"] = rounds_of_faults(args.faults)
+        content["storage_faults"] = rounds_of_storage_faults(args.faults)
     print(json.dumps(content, indent=2))
 
 
