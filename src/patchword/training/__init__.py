@@ -2,6 +2,6 @@
 
 from .callbacks import Callback, RunInfo, TrainResult
 from .nan_guard import replay
-from .run import resume, train
+from .start_run import resume, train
 
 __all__ = ["Callback", "RunInfo", "TrainResult", "replay", "resume", "train"]
