@@ -35,9 +35,12 @@ def run_large_job(request: "JobRequest", ray: str | None, json: bool) -> int:
 
         check_address(ray)
         run = partial(run_on_ray, ray)
-    with working("listing the images"):
+    what = "measuring engines and listing the images" if request.engine == "auto" else "listing the images"
+    with working(what):
         job = open_job(request)
     print_notes(job.notes)
+    if request.engine == "auto":
+        print_stderr(f"engine: {job.manifest.settings['engine']}")
     pending = job.manifest.num_chunks - len(job.done)
     if job.was_started:
         print_stderr(f"{len(job.done):,} of {pluralize(job.manifest.num_chunks, 'part')} are complete already")
