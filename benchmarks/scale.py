@@ -31,7 +31,10 @@ def main() -> None:
         "training": lambda: scale_training.measure(args.kills, args.rounds),
         "index": scale_index.measure,
         "predict": lambda: scale_predict.measure(args.model, args.images, args.rounds),
-        "faults": lambda: scale_predict.rounds_of_faults(args.kills),
+        "faults": lambda: {
+            "cluster": scale_predict.rounds_of_faults(args.kills),
+            "storage": scale_predict.rounds_of_storage_faults(args.rounds),
+        },
     }
     for part in args.parts:
         document = json.loads(RESULT.read_text()) if RESULT.exists() else {}
