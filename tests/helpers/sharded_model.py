@@ -112,7 +112,7 @@ def check_families(group: ProcessGroup) -> None:
             with torch.device("meta"):
                 model = build_model(config)
         sharding = Sharding(Config(model=config, parallel="fsdp", precision="fp32"), group)
-        sharded = sharding.shard(optimize_for_cpu(model)).eval()
+        sharded = sharding.shard(optimize_for_cpu(model), trained=True).eval()
         copied = sharding.copy(sharded)
         with torch.no_grad():
             torch.testing.assert_close(copied(images), expected, msg=name)
@@ -130,7 +130,7 @@ def check_memory(group: ProcessGroup) -> None:
     """Count the bytes that each process holds of a Ti/16 after a step of AdamW."""
     config = preset("Ti/16", num_classes=10, image_size=32)
     sharding = Sharding(Config(model=config, parallel="fsdp", precision="fp32"), group)
-    model = sharding.shard(build_model(config))
+    model = sharding.shard(build_model(config), trained=True)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     model(example(config)).sum().backward()
     optimizer.step()

@@ -7,26 +7,24 @@ processes grew to 1,564 MiB instead of 879 (of 656 that weights, gradients and o
 """
 
 import ctypes
-import functools
 import sys
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
 NEVER_TRIM, TOP_PAD, MMAP_THRESHOLD = 2**31 - 1, 2**26, 2**30
-RETURNED_SIZE = 2**20  # blocks of at least a mebibyte
+DEFAULT_TRIM, DEFAULT_PAD, RETURNED_SIZE = 2**17, 2**17, 2**20  # glibc's first two; blocks of at least a mebibyte
 
 
 def retain_freed_memory() -> None:
     """Keep the memory that is freed: faster steps."""
-    set_malloc_options(((M_MMAP_THRESHOLD, MMAP_THRESHOLD), (M_TRIM_THRESHOLD, NEVER_TRIM), (M_TOP_PAD, TOP_PAD)))
+    set_malloc_options(MMAP_THRESHOLD, NEVER_TRIM, TOP_PAD)
 
 
 def return_freed_memory() -> None:
     """Return large blocks to the operating system when they are freed: the least memory."""
-    set_malloc_options(((M_MMAP_THRESHOLD, RETURNED_SIZE),))
+    set_malloc_options(RETURNED_SIZE, DEFAULT_TRIM, DEFAULT_PAD)
 
 
-@functools.lru_cache(maxsize=2)
-def set_malloc_options(options: tuple[tuple[int, int], ...]) -> None:
+def set_malloc_options(mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:
     """Set options of glibc's malloc, which apply to the whole process. Does nothing with another C library."""
     if not sys.platform.startswith("linux"):
         return
@@ -34,5 +32,6 @@ def set_malloc_options(options: tuple[tuple[int, int], ...]) -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return
-    for option, value in options:
-        mallopt(option, value)
+    mallopt(M_MMAP_THRESHOLD, mmap_threshold)
+    mallopt(M_TRIM_THRESHOLD, trim_threshold)
+    mallopt(M_TOP_PAD, top_pad)

@@ -64,12 +64,17 @@ def list_differences(saved: Config, given: Config) -> list[str]:
     """Describe each field that differs, except those that a run resolves when it starts, or that change no result."""
     if given.precision == "auto":
         given = given.replace(precision=saved.precision)
-    data = given.data.replace(num_workers=saved.data.num_workers, shard_cache_gib=saved.data.shard_cache_gib)
-    given = given.replace(parallel=saved.parallel, dist_timeout=saved.dist_timeout, data=data)
+    given = with_machine_fields(given, saved)
     ours, theirs = flatten(given.to_json()), flatten(saved.to_json())
     names = sorted(ours.keys() | theirs.keys())
     names = [name for name in names if ours.get(name) != theirs.get(name) and not is_resolved_at_start(name, given)]
     return [f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here" for name in names]
+
+
+def with_machine_fields(config: Config, other: Config) -> Config:
+    """Return a configuration with another's fields that fit a run to its machines, and change no result."""
+    data = config.data.replace(num_workers=other.data.num_workers, shard_cache_gib=other.data.shard_cache_gib)
+    return config.replace(parallel=other.parallel, dist_timeout=other.dist_timeout, data=data)
 
 
 def is_resolved_at_start(path: str, config: Config) -> bool:

@@ -155,7 +155,7 @@ class CheckpointStore:
             snapshot: The state of the run, whose own tensors are not saved.
             tensors: Everything that training needs; each process gives its fraction.
         """
-        from .sharded_checkpoint import write_shards  # takes a second to import
+        from .sharded_checkpoint import SHARD_PATTERN, write_shards  # takes a second to import
 
         assert self.group is not None
         if snapshot.step == self.last_step:
@@ -164,6 +164,9 @@ class CheckpointStore:
         temporary = self.folder / f"{WRITING}{target.name}"
 
         def seal() -> None:
+            if {path.name for path in temporary.glob(SHARD_PATTERN)} != checksums.keys():
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise self.not_saved(target, "its directory is not the same for all processes; all hosts must share it")
             with self.translate_errors(temporary, target):
                 write_manifest(temporary, {"format": SHARDED_FORMAT, **snapshot.to_json(), "files": checksums})
                 self.publish(temporary, target, snapshot)
@@ -177,7 +180,8 @@ class CheckpointStore:
             checksums = write_shards(temporary, tensors, self.group)
         except CheckpointError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise self.not_saved(target, error) from None
+            reason = error
+            raise self.group.run_on_main(lambda: self.not_saved(target, reason)) from None
         self.group.run_on_main(seal)
         self.last_step = snapshot.step
 

@@ -78,12 +78,12 @@ class ProcessGroup:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def broadcast_numbers(self, values: list[float]) -> list[float]:
-        """Return the main process's numbers, in one collective operation: for what every step needs."""
+    def sum_numbers(self, values: list[float]) -> list[float]:
+        """Return the sums of each number over all processes, in one collective operation."""
         if self.size == 1:
             return values
         numbers = torch.tensor(values, dtype=torch.float64)
-        dist.broadcast(numbers, src=0)
+        dist.all_reduce(numbers)
         return numbers.tolist()
 
     def run_on_main(self, function: Callable[[], Value]) -> Value:

@@ -35,12 +35,21 @@ class Sharding:
     def __init__(self, config: Config, group: ProcessGroup) -> None:
         self.config, self.group = config, group
         self.mesh: DeviceMesh = init_device_mesh(group.device.type, (group.size,))
-        self.policy = mixed_precision(config.precision, group.device)
 
-    def shard(self, model: Model) -> Model:
+    def fully_shard(self, model: nn.Module, *, trained: bool) -> None:
+        """Shard the weights of each block, then the rest; see `mixed_precision` for `trained`."""
+        policy = mixed_precision(self.config.precision if trained else "fp32", self.group.device)
+        for unit in [*sharded_units(model), model]:
+            fully_shard(unit, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
+
+    def shard(self, model: Model, *, trained: bool) -> Model:
         """Shard a model in place: each block, then the rest, with the main process's values.
 
         The other processes may give a model on the meta device, so that only one of them needs memory for all of it.
+
+        Args:
+            model: The model.
+            trained: Whether it is trained, within autocast, and not only evaluated.
         """
         if any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise ConfigError(
@@ -49,8 +58,7 @@ class Sharding:
             )
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         values = {name: tensor.detach() for name, tensor in tensors.items()} if self.group.is_main else {}
-        for unit in [*sharded_units(model), model]:
-            fully_shard(unit, mesh=self.mesh, reshard_after_forward=True, mp_policy=self.policy)
+        self.fully_shard(model, trained=trained)
         if isinstance(model, DistilledViT):
             register_fsdp_forward_method(model, "forward_distilled")
         if not self.group.is_main:
@@ -69,8 +77,7 @@ class Sharding:
             if self.config.lora_rank:
                 add_lora(copied, self.config.lora_rank)
         optimize_for_cpu(copied)
-        for unit in [*sharded_units(copied), copied]:
-            fully_shard(unit, mesh=self.mesh, reshard_after_forward=True, mp_policy=self.policy)
+        self.fully_shard(copied, trained=False)
         copied.to_empty(device=self.group.device)
         targets = [*copied.named_parameters(), *copied.named_buffers()]
         sources = [*model.named_parameters(), *model.named_buffers()]
@@ -97,9 +104,9 @@ class Sharding:
 def mixed_precision(precision: Precision, device: torch.device) -> MixedPrecisionPolicy:
     """Return in which number format weights are gathered and gradients are reduced.
 
-    In bf16 on an accelerator the weights travel in bf16, at half the cost; gradients are always reduced in fp32. On a
-    CPU weights stay in fp32, because its layer norm does not accept a mixture, and autocast converts them as without
-    sharding.
+    In bf16 on an accelerator the weights of a model that is trained travel in bf16, at half the cost: inside autocast,
+    which accepts a mixture. Gradients are always reduced in fp32, and models are evaluated in fp32. On a CPU weights
+    stay in fp32: its layer norm does not accept a mixture, and autocast converts them as without sharding.
     """
     if precision == "bf16" and device.type == "cuda":
         return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)

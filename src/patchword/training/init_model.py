@@ -1,7 +1,6 @@
 """The model at step 0: from scratch or from pretrained weights, with frozen weights and LoRA."""
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -17,6 +16,7 @@ from ..data.sources import ArraySource, DatasetSplits
 from ..errors import ConfigError, Note
 from ..evaluation.logistic_probe import LogisticModel
 from ..models import Model, build_model, optimize_for_cpu
+from .distributed import ProcessGroup
 from .lora import add_lora
 from .optimizers import layer_index
 
@@ -47,25 +47,31 @@ class InitialState:
     notes: tuple[Note, ...] = ()
 
 
-def make_initial_state(config: Config, splits: DatasetSplits, *, on_meta: bool = False) -> InitialState:
-    """Make the model at step 0, which depends only on configuration, data and pretrained weights.
-
-    Args:
-        config: The configuration.
-        splits: The data.
-        on_meta: Make the model without values, which another process will provide.
-    """
+def make_initial_state(config: Config, splits: DatasetSplits) -> InitialState:
+    """Make the model at step 0, which depends only on configuration, data and pretrained weights."""
     torch.manual_seed(config.seed)
-    state = (init_from_weights if config.init else init_from_scratch)(config, splits, on_meta)
-    with default_device(on_meta):
-        freeze(state.model, config)
+    state = init_from_weights(config, splits) if config.init else init_from_scratch(config, splits)
+    freeze(state.model, config)
     optimize_for_cpu(state.model)
     return state
 
 
-def default_device(on_meta: bool) -> AbstractContextManager[Any]:
-    """Return the context in which modules are made: on the meta device, or where they are by default."""
-    return torch.device("meta") if on_meta else nullcontext()
+def make_sharded_state(config: Config, splits: DatasetSplits, group: ProcessGroup) -> InitialState:
+    """Make the model at step 0 in the main process; the others get one without values, on the meta device."""
+    states: list[InitialState] = []
+
+    def make() -> dict[str, Any]:
+        states.append(make_initial_state(config, splits))
+        small = {field.name: getattr(states[0], field.name) for field in fields(InitialState)}
+        return {**small, "model": None, "pretrained_head": None}
+
+    shared = group.run_on_main(make)
+    if states:
+        return states[0]
+    with torch.device("meta"):
+        model = build_model(shared["config"].model)
+        freeze(model, shared["config"])
+    return InitialState(**{**shared, "model": optimize_for_cpu(model)})
 
 
 def first_phase_size(config: Config) -> Size | None:
@@ -81,7 +87,7 @@ def first_phase_size(config: Config) -> Size | None:
     return height, width
 
 
-def init_from_scratch(config: Config, splits: DatasetSplits, on_meta: bool) -> InitialState:
+def init_from_scratch(config: Config, splits: DatasetSplits) -> InitialState:
     """Build a randomly initialized model, normalized by the statistics of the training set."""
     model_config = config.model.replace(num_classes=len(splits.train.labels))
     if config.image_size:
@@ -94,12 +100,10 @@ def init_from_scratch(config: Config, splits: DatasetSplits, on_meta: bool) -> I
     are_photos = config.augment.crop == "resized" and not isinstance(splits.train, ArraySource)
     preprocess = Preprocess(size, crop=PHOTO_CROP if are_photos else 1.0, mean=mean, std=std)
     config = config.replace(model=model_config)
-    with default_device(on_meta):
-        model = build_model(model_config)
-    return InitialState(model, preprocess, config, {}, has_new_head=False)
+    return InitialState(build_model(model_config), preprocess, config, {}, has_new_head=False)
 
 
-def init_from_weights(config: Config, splits: DatasetSplits, on_meta: bool) -> InitialState:
+def init_from_weights(config: Config, splits: DatasetSplits) -> InitialState:
     """Load the weights of `init`, with a new head unless the labels are the same."""
     assert config.init is not None
     checkpoint = read_checkpoint(config.init)
@@ -117,8 +121,7 @@ def init_from_weights(config: Config, splits: DatasetSplits, on_meta: bool) -> I
         raise ConfigError(f"init: {config.init} has {channels} input channels, but images have 1 or 3.")
     provenance = {"init": config.init, "of": checkpoint.provenance}
     config = config.replace(model=checkpoint.config)
-    with default_device(on_meta):
-        model = build_model(config.model) if on_meta else checkpoint.build_model().train()
+    model = checkpoint.build_model().train()
     return InitialState(model, checkpoint.preprocess, config, provenance, not keeps_head, pretrained_head, notes)
 
 
@@ -134,8 +137,8 @@ def set_regularization(checkpoint: Checkpoint, wanted: ModelConfig) -> Checkpoin
     """Use the run's dropout and drop path, which have no weights."""
     if not (isinstance(wanted, ViTConfig) and isinstance(checkpoint.config, ViTConfig)):
         return checkpoint
-    fields = {name: getattr(wanted, name) for name in REGULARIZATION_FIELDS}
-    return replace(checkpoint, config=checkpoint.config.replace(**fields))
+    values = {name: getattr(wanted, name) for name in REGULARIZATION_FIELDS}
+    return replace(checkpoint, config=checkpoint.config.replace(**values))
 
 
 def freeze(model: Model, config: Config) -> None:

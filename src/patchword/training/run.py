@@ -32,9 +32,9 @@ from .callbacks import Callback, LogRow, RunInfo, TrainResult
 from .checkpointing import CheckpointStore, LoadedCheckpoint, Snapshot, read_training_checkpoint
 from .distributed import ProcessGroup
 from .evaluator import EvalOutputs, evaluate_sharded, evaluate_split
-from .init_model import default_device
 from .nan_guard import Fault, write_fault
 from .pacing import Pacing, make_clock
+from .precision import autocast
 from .report_content import classification_results, unreadable_images, unreadable_notes
 from .run_dir import (
     MetricsLog,
@@ -200,16 +200,16 @@ class Run:
                 raise Stopped(message, stop.signal or signal.SIGTERM)
 
     def decide(self, stop: StopSignal) -> "Decision":
-        """Return the main process's decision on what comes next, in one message: clocks and signals differ."""
-        clock, step = self.clock, self.trainer.step
+        """Return what comes next, in one message: the main process's clock decides, and a signal to any process."""
+        clock, step, is_main = self.clock, self.trainer.step, self.group.is_main
         own = Decision(
-            progress=clock.progress(step),
-            is_over=clock.is_over(step),
-            is_eval_due=self.pacing.is_eval_due(step),
-            is_save_due=self.pacing.is_save_due(),
+            progress=clock.progress(step) * is_main,
+            is_over=is_main and clock.is_over(step),
+            is_eval_due=is_main and self.pacing.is_eval_due(step),
+            is_save_due=is_main and self.pacing.is_save_due(),
             is_stopped=stop.signal is not None,
         )
-        progress, *flags = self.group.broadcast_numbers([float(value) for value in astuple(own)])
+        progress, *flags = self.group.sum_numbers([float(value) for value in astuple(own)])
         return Decision(progress, *map(bool, flags))
 
     def after_step(self, metrics: dict[str, float | None], seconds: float) -> None:
@@ -272,8 +272,13 @@ class Run:
 
     def evaluate_model(self, model: nn.Module, loader: Loader) -> EvalOutputs | None:
         """Run a model on a split; only the main process gets the outputs."""
-        evaluate = evaluate_split if self.trainer.sharding is None else evaluate_sharded
-        return evaluate(model, loader, tta_flip=self.config.tta_flip, group=self.group)
+        options: dict[str, Any] = {"tta_flip": self.config.tta_flip, "group": self.group}
+        if self.trainer.sharding is None:
+            return evaluate_split(model, loader, **options)
+        # Of the trained model, weights are gathered in bf16, which only autocast accepts beside images in fp32.
+        is_mixed = model is self.trainer.model and self.group.device.type == "cuda"
+        with autocast(self.config.precision if is_mixed else "fp32", self.group.device):
+            return evaluate_sharded(model, loader, **options)
 
     def assess(self, outputs: EvalOutputs | None) -> tuple[LogRow, LogRow | None]:
         """Return the row of an evaluation, and what is remembered of it if it is the best so far."""
@@ -392,8 +397,15 @@ class Run:
         current = self.trainer.checkpoint(self.provenance())
         if best["step"] == self.trainer.step:
             return current
-        is_needed = self.trainer.sharding is None or self.group.is_main
-        tensors = read_training_checkpoint(self.store.path(best["step"]))[1] if is_needed else {}
+        tensors: dict[str, Tensor] = {}
+
+        def read() -> None:
+            tensors.update(read_training_checkpoint(self.store.path(best["step"]))[1])
+
+        if self.trainer.sharding is None:
+            read()
+        else:
+            self.group.run_on_main(read)  # raises in all processes if it is damaged
         position = {"step": best["step"], "epoch": best["epoch"]}
         return replace(current, tensors=tensors, provenance={**current.provenance, **position})
 
@@ -401,9 +413,12 @@ class Run:
         """Build the model that is published, shared among the processes if they share the trained one."""
         if self.trainer.sharding is None:
             return optimize_for_cpu(best.build_model()).to(self.group.device)
-        with default_device(on_meta=not self.group.is_main):
-            model = best.build_model() if self.group.is_main else build_model(best.config)
-        return self.trainer.sharding.shard(optimize_for_cpu(model)).eval()
+        if self.group.is_main:
+            model = best.build_model()
+        else:
+            with torch.device("meta"):
+                model = build_model(best.config)
+        return self.trainer.sharding.shard(optimize_for_cpu(model), trained=False).eval()
 
     def origin(self) -> dict[str, Any]:
         """Return what is needed to train the same model again."""

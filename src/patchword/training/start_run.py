@@ -16,7 +16,7 @@ from ..data.check_readable import require_readable
 from ..data.resolve import open_data, subsample, with_validation
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError
-from .auto_resume import ResumeMode, find_run_to_resume, finished_result, is_restarted
+from .auto_resume import ResumeMode, find_run_to_resume, finished_result, is_restarted, with_machine_fields
 from .callbacks import Callback, TrainResult
 from .distributed import ProcessGroup
 from .precision import resolve_precision
@@ -77,7 +77,7 @@ def train(
         if existing is not None:
             if group.run_on_main(lambda: is_finished(existing)):
                 return finished_result(existing, callbacks) if group.is_main else None
-            return continue_run(existing, splits, group, callbacks, started, now, config.parallel)
+            return continue_run(existing, splits, group, callbacks, started, now, given=config)
         config = config.replace(precision=resolve_precision(config.precision, group.device))
         opened = open_splits(config, splits, None)  # before the directory is created: a path may be wrong
         for name, source in opened.as_dict().items():
@@ -138,7 +138,8 @@ def resume(
                     code="run_finished",
                 )
             return finished_result(run_dir, callbacks) if group.is_main else None
-        return continue_run(run_dir, splits, group, callbacks, started, now, parallel)
+        given = config.replace(parallel=parallel or config.parallel)
+        return continue_run(run_dir, splits, group, callbacks, started, now, given)
 
 
 def continue_run(
@@ -148,12 +149,11 @@ def continue_run(
     callbacks: tuple[Callback, ...],
     started: float,
     now: Callable[[], float],
-    parallel: Parallel | None = None,
+    given: Config,
 ) -> TrainResult | None:
-    """Run an existing run directory to its end, with `parallel` instead of what it was started with, if given."""
+    """Run an existing run directory to its end, with the given fields that change no result (`with_machine_fields`)."""
     with hold_run_lock(run_dir, group):  # before anything is read: another process may be about to replace it
-        config = read_config(run_dir)
-        config = config.replace(parallel=parallel or config.parallel)
+        config = with_machine_fields(read_config(run_dir), given)
         resolve_precision(config.precision, group.device)  # raises if this machine cannot compute in it
         opened = open_splits(config, splits, read_split(run_dir))
         return Run(run_dir, config, opened, group, callbacks, started, now).run()

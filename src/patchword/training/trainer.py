@@ -24,7 +24,7 @@ from .cpu_data_parallel import CPUDataParallel, num_chunks
 from .distributed import ProcessGroup
 from .ema import ModelEma
 from .head_probe import probe_head
-from .init_model import InitialState, first_phase_size, make_initial_state, set_train_mode
+from .init_model import InitialState, first_phase_size, make_initial_state, make_sharded_state, set_train_mode
 from .lora import merge_lora
 from .loss import Teacher, make_objective
 from .nan_guard import Fault, locate_fault
@@ -75,7 +75,8 @@ class Trainer:
         fresh: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        initial = make_initial_state(config, splits, on_meta=group.shards(config) and not group.is_main)
+        sharded = group.shards(config)
+        initial = make_sharded_state(config, splits, group) if sharded else make_initial_state(config, splits)
         self.config, self.preprocess, self.group = initial.config, initial.preprocess, group
         self.model, self.init_provenance = initial.model, initial.provenance
         self.labels, self.multi_label = splits.train.labels, splits.train.multi_label
@@ -124,7 +125,7 @@ class Trainer:
         from .fsdp import Sharding
 
         sharding = Sharding(self.config, self.group)
-        sharding.shard(self.model)
+        sharding.shard(self.model, trained=True)
         return sharding
 
     def make_optimization(self, splits: DatasetSplits) -> None:
@@ -365,6 +366,7 @@ class Trainer:
         """Copy whole tensors, which every process has read, into those of this process, sharded or not."""
         assert targets.keys() == values.keys()
         for name, target in targets.items():
+            assert target.shape == values[name].shape, name
             value = values[name].to(target.device)
             target.copy_(value if self.sharding is None else self.sharding.shard_like(target, value))
 
