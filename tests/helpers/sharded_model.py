@@ -62,7 +62,7 @@ def check_restored(run: Path, group: ProcessGroup) -> None:
     if trainer.sharding is not None:
         group.run_on_main(lambda: shutil.rmtree(folder))
         store.last_step = None
-        store.save_sharded(whole, tensors)
+        store.save_sharded(whole, tensors, trainer.describe({}, {}))
 
 
 def fail_to_write(run: Path, group: ProcessGroup) -> None:
@@ -78,7 +78,7 @@ def fail_to_write(run: Path, group: ProcessGroup) -> None:
     try:
         store.last_step = None
         later = replace(snapshot, step=snapshot.step + 1, best=None)
-        store.save_sharded(later, trainer.sharded_tensors())
+        store.save_sharded(later, trainer.sharded_tensors(), trainer.describe({}, {}))
     except CheckpointError as error:
         print(error.code, error)
     else:

@@ -20,9 +20,9 @@ from patchword.inference.classifier import Classifier
 from patchword.models import ViT, optimize_for_cpu
 from patchword.models.attention import Attention, ScaledDotProductAttention
 from patchword.models.cpu import CPUMLP, CPUAttention, CPUScaledDotProductAttention
+from patchword.models.lora import add_lora
 from patchword.models.token_merging import TokenMergingViT
 from patchword.models.vit import MLP
-from patchword.training.lora import add_lora
 
 needs_bf16 = pytest.mark.skipif(not probe_capabilities().bf16_works, reason="this processor cannot compute in bf16")
 

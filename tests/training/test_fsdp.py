@@ -23,12 +23,13 @@ from helpers.runs import (
     wait_until,
     write_recipe,
 )
+from patchword.checkpoints import read_checkpoint
+from patchword.checkpoints.sharded_tensors import SHARD_PATTERN
 from patchword.config import Config, DistillConfig, OptimConfig
 from patchword.errors import CheckpointError, ConfigError
 from patchword.training import resume
 from patchword.training.checkpointing import MANIFEST_FILE, CheckpointStore, read_training_checkpoint
 from patchword.training.run_dir import read_config
-from patchword.training.sharded_checkpoint import SHARD_PATTERN
 
 STEPS = 20
 SHARDED_MODEL = Path(__file__).parents[1] / "helpers/sharded_model.py"
@@ -229,6 +230,24 @@ def test_damaged_shard_is_named_and_earlier_checkpoint_used(
     children = start_ranks(fork_server, 2, "unused", run, tmp_path / "log")
     assert_exit_codes(children, 0)
     assert str(victim) in (run / "report.html").read_text()
+
+
+def test_commands_read_the_model_of_an_unfinished_run(stopped_run: Path, tmp_path: Path) -> None:
+    """From the run or from its checkpoint, also if the last one is damaged."""
+    last = stopped_run / "checkpoints/step-00000012"
+    _, expected = read_training_checkpoint(last)
+    for reference in (stopped_run, last):
+        checkpoint = read_checkpoint(reference)
+        assert checkpoint.tensors.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoint.tensors.items())
+        assert checkpoint.labels == tuple("0123456789")
+    run = tmp_path / "run"
+    shutil.copytree(stopped_run, run)
+    sorted((run / "checkpoints/step-00000012").glob(SHARD_PATTERN))[0].write_bytes(b"")
+    (note,) = [note for note in read_checkpoint(run).notes if note.code == "run_unfinished"]
+    assert "step-00000012" not in note
+    with pytest.raises(CheckpointError, match="shard-00001"):
+        read_checkpoint(run / "checkpoints/step-00000012")
 
 
 def test_kill_between_shards_and_manifest_leaves_earlier_checkpoint(stopped_run: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from patchword.data.datasets.imagenet import imagenet_classes
 from patchword.data.sources import ArraySource, DatasetSplits, from_arrays
 from patchword.engines.capabilities import probe_capabilities
 from patchword.errors import CheckpointError, ConfigError, DataError, Stopped, TrainingError
+from patchword.models.lora import add_lora, merge_lora
 from patchword.recipes import RECIPES, load_recipe
 from patchword.training import resume, train
 from patchword.training import run as run_module
@@ -48,7 +49,6 @@ from patchword.training.distributed import ProcessGroup
 from patchword.training.ema import ModelEma
 from patchword.training.evaluator import EvalOutputs, evaluate_split
 from patchword.training.init_model import freeze
-from patchword.training.lora import add_lora, merge_lora
 from patchword.training.loss import class_weights, make_objective, match_teacher_classes
 from patchword.training.optimizers import SAM, Muon, make_optimizers, newton_schulz, orthogonalize
 from patchword.training.run_dir import create_run_dir

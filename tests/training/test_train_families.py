@@ -19,10 +19,10 @@ from patchword.data.preprocess import HALF, Preprocess
 from patchword.data.sources import ArraySource, DatasetSplits, from_arrays
 from patchword.models import build_model
 from patchword.models.layers import NoKeyBiasLinear
+from patchword.models.lora import LoRALinear, add_lora, merge_lora
 from patchword.training.cpu_data_parallel import CPUDataParallel
 from patchword.training.distributed import ProcessGroup
 from patchword.training.init_model import is_frozen
-from patchword.training.lora import LoRALinear, add_lora, merge_lora
 from patchword.training.optimizers import layer_index, make_optimizers, make_param_groups
 from patchword.training.trainer import Trainer
 

@@ -13,6 +13,7 @@ from ..errors import CheckpointError, ConfigError, Note
 from ..models import tensor_shapes
 from .checkpoint import Checkpoint
 from .mapping import in_file, join_names
+from .sharded_tensors import is_sharded, read_evaluated_model
 from .tensor_files import MODEL_FILES, read_tensors, write_tensors
 
 FORMAT_VERSION = 2  # version 1 is upgraded when it is read (config/format_v1.py)
@@ -74,14 +75,20 @@ def read_model_dir(folder: Path) -> Checkpoint:
         raise in_file(str(folder / MODEL_JSON), error) from None
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / MODEL_JSON} has a missing or invalid value: {error}.") from None
-    if (folder / WEIGHTS_FILE).is_file() and sha256(folder / WEIGHTS_FILE) != checksum:
-        raise CheckpointError(f"{folder / WEIGHTS_FILE} is damaged: its checksum differs from the one in {MODEL_JSON}.")
-    tensors, _ = read_tensors(folder / WEIGHTS_FILE)
+    tensors = read_evaluated_model(folder) if is_sharded(folder) else read_weights(folder, checksum)
     extras = {n.removeprefix(EXTRA_PREFIX): t for n, t in tensors.items() if n.startswith(EXTRA_PREFIX)}
     tensors = {n: t for n, t in tensors.items() if not n.startswith(EXTRA_PREFIX)}
     check_tensors(folder / WEIGHTS_FILE, tensors, config)
     metadata = (preprocess, labels, temperature, provenance, family, quirks, extras)
     return Checkpoint(config, tensors, *metadata, multi_label=multi_label)
+
+
+def read_weights(folder: Path, checksum: str) -> dict[str, Any]:
+    """Read the weights of a model directory, and compare them with their checksum."""
+    path = folder / WEIGHTS_FILE
+    if path.is_file() and sha256(path) != checksum:
+        raise CheckpointError(f"{path} is damaged: its checksum differs from the one in {MODEL_JSON}.")
+    return read_tensors(path)[0]
 
 
 def read_latest_checkpoint(run: Path) -> Checkpoint:

@@ -291,7 +291,7 @@ class Config(JsonConfig):
             "--parallel ddp.",
         )
         self.require(
-            self.head_init != "probe",
+            self.head_init != "probe" or self.init is None,
             "parallel is fsdp, but head_init is probe, which fits the head on a whole model. Use --head-init zero, or "
             "--parallel ddp.",
         )

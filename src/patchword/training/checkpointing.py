@@ -2,8 +2,8 @@
 
 A checkpoint is a directory RUN/checkpoints/step-00000120. In format 1 it holds a model directory (the evaluated model)
 and state.safetensors (what training needs besides). In format 2, that of sharded runs, every process has written its
-fraction of all tensors (sharded_checkpoint.py). Both have state.json with the checksums of all files, which is written
-last. A checkpoint is written under a temporary name, synced to disk, and then renamed.
+fraction of all tensors (sharded_checkpoint.py), beside model.json. Both have state.json, which is written last, with the
+checksums of all files. A checkpoint is written under a temporary name, synced to disk, and then renamed.
 """
 
 import json
@@ -22,13 +22,13 @@ from torch import Tensor
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.model_dir import MODEL_JSON, WEIGHTS_FILE, model_json
+from ..checkpoints.sharded_tensors import MANIFEST_FILE, SHARD_PATTERN, evaluated_model, read_whole
 from ..core.io import digest, json_bytes, sha256, sync, tensor_bytes, write_file
 from ..errors import CheckpointError, Note
 from .distributed import ProcessGroup
-from .lora import merge_lora
 
 FORMAT, SHARDED_FORMAT = 1, 2
-STATE_FILE, MANIFEST_FILE = "state.safetensors", "state.json"
+STATE_FILE = "state.safetensors"
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bfloat16: "BF16", torch.bool: "BOOL"}
 TEMPORARY_PREFIXES = (WRITING, REMOVING) = (".making-", ".removing-")
 
@@ -148,14 +148,15 @@ class CheckpointStore:
             write_checkpoint_files(temporary, snapshot, model)
             self.publish(temporary, target, snapshot)
 
-    def save_sharded(self, snapshot: Snapshot, tensors: dict[str, Tensor]) -> None:
+    def save_sharded(self, snapshot: Snapshot, tensors: dict[str, Tensor], model: Checkpoint) -> None:
         """Write a sharded checkpoint, as `save` does; called by all processes of the run.
 
         Args:
             snapshot: The state of the run, whose own tensors are not saved.
             tensors: Everything that training needs; each process gives its fraction.
+            model: What describes the evaluated model; its tensors are among the others.
         """
-        from .sharded_checkpoint import SHARD_PATTERN, write_shards  # takes a second to import
+        from .sharded_checkpoint import write_shards  # takes a second to import
 
         assert self.group is not None
         if snapshot.step == self.last_step:
@@ -168,6 +169,7 @@ class CheckpointStore:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise self.not_saved(target, "its directory is not the same for all processes; all hosts must share it")
             with self.translate_errors(temporary, target):
+                checksums[MODEL_JSON] = write_model_json(temporary, {**model_json(model), "sha256": None})
                 write_manifest(temporary, {"format": SHARDED_FORMAT, **snapshot.to_json(), "files": checksums})
                 self.publish(temporary, target, snapshot)
 
@@ -292,9 +294,14 @@ def write_checkpoint_files(folder: Path, snapshot: Snapshot, model: Checkpoint) 
     """Write the files of a checkpoint to an empty directory, and sync them to disk."""
     checksums = {WEIGHTS_FILE: write_file(folder / WEIGHTS_FILE, safetensors_chunks(model.tensors))}
     document = {**model_json(model), "sha256": checksums[WEIGHTS_FILE]}
-    checksums[MODEL_JSON] = write_file(folder / MODEL_JSON, [json_bytes(document, ascii_only=True)])
+    checksums[MODEL_JSON] = write_model_json(folder, document)
     checksums[STATE_FILE] = write_file(folder / STATE_FILE, safetensors_chunks(snapshot.tensors))
     write_manifest(folder, {"format": FORMAT, **snapshot.to_json(), "files": checksums})
+
+
+def write_model_json(folder: Path, document: dict[str, Any]) -> str:
+    """Write model.json, which describes the evaluated model, and return its checksum."""
+    return write_file(folder / MODEL_JSON, [json_bytes(document, ascii_only=True)])
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -324,12 +331,8 @@ def read_tensors(folder: Path, manifest: dict[str, Any]) -> tuple[Snapshot, dict
     """Read the tensors of an intact checkpoint: the snapshot, and those of the evaluated model."""
     if manifest["format"] == FORMAT:
         return Snapshot.from_json(manifest, load_file(folder / STATE_FILE)), load_file(folder / WEIGHTS_FILE)
-    from .sharded_checkpoint import read_whole  # takes a second to import
-
     tensors = read_whole(folder)
-    prefix = "average." if any(name.startswith("average.") for name in tensors) else "weights."
-    model = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    return Snapshot.from_json(manifest, tensors), merge_lora(model)
+    return Snapshot.from_json(manifest, tensors), evaluated_model(tensors)
 
 
 def verify_checkpoint(folder: Path, group: ProcessGroup | None = None) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from ..config import Config
 from ..config.train import Precision
 from ..errors import ConfigError
 from ..models import DistilledViT, Model, build_model, optimize_for_cpu
+from ..models.lora import add_lora
 from .distributed import ProcessGroup
 from .ema import local
-from .lora import add_lora
 
 
 class Sharding:

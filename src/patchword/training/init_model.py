@@ -16,8 +16,8 @@ from ..data.sources import ArraySource, DatasetSplits
 from ..errors import ConfigError, Note
 from ..evaluation.logistic_probe import LogisticModel
 from ..models import Model, build_model, optimize_for_cpu
+from ..models.lora import add_lora
 from .distributed import ProcessGroup
-from .lora import add_lora
 from .optimizers import layer_index
 
 ALL_BUT_HEAD, FIRST_THIRD = "all-but-head", "first-third"  # values of `freeze` that are not prefixes of names

@@ -196,7 +196,8 @@ class Run:
                 decision = replace(self.decide(stop), is_over=decision.is_over)
             if decision.is_stopped:
                 self.save()
-                message = f"stopped at step {trainer.step}; continue with: patchword resume {self.run_dir}"
+                launcher = "patchword" if self.group.size == 1 else "torchrun (options as before) -m patchword"
+                message = f"stopped at step {trainer.step}; continue with: {launcher} resume {self.run_dir}"
                 raise Stopped(message, stop.signal or signal.SIGTERM)
 
     def decide(self, stop: StopSignal) -> "Decision":
@@ -310,7 +311,8 @@ class Run:
             self.group.run_on_main(self.write_checkpoint)
         else:
             snapshot = self.group.run_on_main(lambda: self.make_snapshot({}))
-            self.store.save_sharded(snapshot, self.trainer.sharded_tensors())
+            model = self.trainer.describe(self.provenance(), {})
+            self.store.save_sharded(snapshot, self.trainer.sharded_tensors(), model)
         self.pacing.record_save(started)
 
     def write_checkpoint(self) -> None:

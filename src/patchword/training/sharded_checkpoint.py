@@ -1,25 +1,20 @@
-"""Files of a sharded checkpoint (format 2): every process writes its fraction of all tensors, as safetensors.
+"""Writing a sharded checkpoint (format 2): every process writes its fraction of all tensors, as safetensors.
 
-torch's distributed checkpoints (DCP) decide who writes and reads which slice, so that any number of processes can read
-what any other number has written. Its safetensors writer is used instead of the default, which contains pickles.
+torch's distributed checkpoints (DCP) decide who writes which slice. Its safetensors writer is used instead of the
+default, which contains pickles. `checkpoints/sharded_tensors.py` reads the files, in any number of processes.
 """
 
-import warnings
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from ..checkpoints.sharded_tensors import SHARD_PATTERN
 from ..core.io import sha256, sync
 from ..errors import CheckpointError
 from .distributed import ProcessGroup
-
-SHARD_PATTERN = "shard-*.safetensors"
 
 
 def write_shards(folder: Path, tensors: dict[str, Tensor], group: ProcessGroup) -> dict[str, str]:
@@ -54,27 +49,3 @@ def checksum_own_files(folder: Path, group: ProcessGroup) -> dict[str, str] | Ch
         return {path.name: sha256(path) for path in own}
     except OSError as error:
         return CheckpointError(f"process {group.rank}: {error.strerror or error}", code="checkpoint_not_saved")
-
-
-def tensor_shapes_in(folder: Path) -> dict[str, Tensor]:
-    """Return the names, shapes and types of the tensors of a checkpoint, as meta tensors."""
-    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-        for name, entry in metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def read_shards(folder: Path, targets: dict[str, Tensor]) -> None:
-    """Fill tensors, sharded or not, from a checkpoint, together with all other processes."""
-    load(targets, storage_reader=HuggingFaceStorageReader(str(folder)))
-
-
-def read_whole(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint into the memory of this process alone."""
-    tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in tensor_shapes_in(folder).items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is loaded in a single process
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    return tensors

@@ -20,12 +20,12 @@ from ..data.lane_sampler import make_sampler
 from ..data.loader import Batch, Loader
 from ..data.sources import DatasetSplits
 from ..errors import ConfigError, Note
+from ..models.lora import merge_lora
 from .cpu_data_parallel import CPUDataParallel, num_chunks
 from .distributed import ProcessGroup
 from .ema import ModelEma
 from .head_probe import probe_head
 from .init_model import InitialState, first_phase_size, make_initial_state, make_sharded_state, set_train_mode
-from .lora import merge_lora
 from .loss import Teacher, make_objective
 from .nan_guard import Fault, locate_fault
 from .optimizers import SAM, make_optimizers, set_lr
@@ -299,7 +299,10 @@ class Trainer:
         state = (self.model if raw else self.eval_model).state_dict()
         if self.sharding is not None:
             state = self.sharding.gather_state(state, keep=everywhere or self.group.is_main)
-        tensors = {n: t.cpu() for n, t in merge_lora(state).items()}
+        return self.describe(provenance, {n: t.cpu() for n, t in merge_lora(state).items()})
+
+    def describe(self, provenance: dict[str, Any] | None, tensors: dict[str, Tensor]) -> Checkpoint:
+        """Return a checkpoint of these tensors with the run's preprocessing and labels."""
         return Checkpoint(
             self.config.model,
             tensors,
@@ -372,7 +375,7 @@ class Trainer:
 
     def restore_shards(self, step: int, folder: Path) -> None:
         """Restore the state at `step` from a sharded checkpoint, which any number of processes may have written."""
-        from .sharded_checkpoint import read_shards, tensor_shapes_in
+        from ..checkpoints.sharded_tensors import read_shards, tensor_shapes_in
 
         for key, saved in tensor_shapes_in(folder).items():
             if key.startswith("optim."):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ..models.attention import Attention
+from .attention import Attention
 
 
 class LoRALinear(nn.Module):
