@@ -166,6 +166,8 @@ def test_local_errors_are_sentences(tmp_path: Path) -> None:
         open_storage(tmp_path).create("file/below", b"1")
     with pytest.raises(StorageError, match=r"cannot be read \(.+\)"):
         open_storage(tmp_path).read("")
+    assert code_of(open_storage(tmp_path).read, "") == "object_not_found"  # as `head`: no object
+    assert code_of(open_storage(tmp_path).read, "file/below") == "object_not_found"
 
 
 # ---- an object server that fails
@@ -235,6 +237,15 @@ def test_permanent_errors_are_not_retried(server: ObjectServer, monkeypatch: pyt
         assert code_of(missing.create, "a", b"1") == "object_not_found"
         assert len(proxy.log) == 2
         assert code_of(open_storage(f"s3://{BUCKET}/x").read, "a//b") == "invalid_key"
+
+
+def test_an_expired_token_is_denied_access(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 responds with 400, not 403."""
+    with faulty(server) as proxy:
+        storage = connect(monkeypatch, proxy.endpoint, "expired")
+        storage.create("a", b"1")
+        proxy.denied, proxy.denial = ["a"], "400"
+        assert code_of(storage.read, "a") == "access_denied"
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

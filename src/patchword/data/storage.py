@@ -266,6 +266,8 @@ def storage_error(error: OSError, verb: str, name: str) -> StorageError:
     """Convert an error of the file system to a sentence with what to do."""
     if isinstance(error, FileNotFoundError):
         return StorageError(f"{name} does not exist. Check the path.", code="object_not_found")
+    if isinstance(error, NotADirectoryError | IsADirectoryError) and verb == "read":  # as `head` says
+        return StorageError(f"{name} cannot be read ({error.strerror}). Check the path.", code="object_not_found")
     if isinstance(error, PermissionError):
         return StorageError(f"{name} cannot be {verb}: permission denied. Check its permissions.", code="access_denied")
     return StorageError(f"{name} cannot be {verb} ({error.strerror or error}).")

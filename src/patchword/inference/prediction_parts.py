@@ -115,7 +115,8 @@ def predict_chunk(
         on_image: Called after each image.
 
     Raises:
-        StorageError: The object store does not respond, or access to it has expired. No part was written.
+        StorageError: Inputs cannot be read for a reason that is not one image, such as an object store that does not
+            respond, credentials that have expired or a disk that is not mounted. No part was written.
     """
     entries = manifest.entries(number)
     reader = EntryReader(manifest.roots)
@@ -123,7 +124,7 @@ def predict_chunk(
     for row in _compute_rows(model, chunk_images(reader, entries, poisonous)):
         rows.append(row)
         on_image()
-    reader.check_denied()
+    reader.errors.check()
     errors = Counter(row["code"] for row in rows if row.get("error"))
     created = manifest.storage.create(part_key(number), encode_part(model, manifest, rows))
     return ChunkResult(number, len(rows), errors, created)
