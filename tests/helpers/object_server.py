@@ -111,10 +111,9 @@ class FaultProxy(ThreadingHTTPServer):
 
     def choose_fault(self, method: str, path: str, conditional: bool) -> str:
         with self.lock:
-            if method in ("GET", "HEAD") and any(part in path for part in self.denied):
-                if self.denials != 0:
-                    self.denials -= 1
-                    return self.denial
+            if method in ("GET", "HEAD") and self.denials and any(part in path for part in self.denied):
+                self.denials -= 1
+                return self.denial
             fault = self.script.pop(0) if self.script else self._draw()
             if fault == "conflict" and not conditional:
                 fault = ""
