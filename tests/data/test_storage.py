@@ -11,7 +11,7 @@ import pytest
 
 from helpers.object_server import BUCKET, ObjectServer, environment, faulty, serve_objects
 from patchword.data.object_storage import MAX_REQUEST_BYTES
-from patchword.data.storage import LocalStorage, Storage, is_remote, open_object, open_storage
+from patchword.data.storage import LocalStorage, Storage, StorageOpener, is_remote, open_object, open_storage
 from patchword.errors import ConfigError, PatchwordError, StorageError
 
 KEYS = ("a-b/1.jpg", "a.jpg", "a/1.jpg", "a/b/c.jpg", "b c#%20ü.jpg", "part-00000001.parquet")
@@ -135,6 +135,19 @@ def test_references_of_objects(server: ObjectServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATCHWORD_STORAGE_TIMEOUT", "soon")
     with pytest.raises(ConfigError, match="PATCHWORD_STORAGE_TIMEOUT"):
         open_storage("s3://bucket")
+
+
+def test_objects_of_a_bucket_share_a_client(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, server.endpoint, "")
+    for key in ("x.png", "many/é %20/x.png"):
+        server.put(key, key.encode())
+    opener = StorageOpener()
+    first, second = (opener.open_object(f"s3://{BUCKET}/{key}") for key in ("x.png", "many/é %20/x.png"))
+    assert first[0] is second[0]
+    assert [storage.read(key).decode() for storage, key in (first, second)] == ["x.png", "many/é %20/x.png"]
+    assert second[0].join(second[1]) == f"s3://{BUCKET}/many/é %20/x.png"
+    for wrong in (f"s3://{BUCKET}", f"s3://{BUCKET}/", f"s3://{BUCKET}//x.png"):
+        assert code_of(opener.open_object, wrong) == "invalid_reference"
 
 
 def test_clients_of_gcs_and_azure_open(monkeypatch: pytest.MonkeyPatch) -> None:

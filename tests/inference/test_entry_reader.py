@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from helpers.prediction_jobs import make_request, photo, read_rows, run_here
@@ -94,6 +96,17 @@ def test_a_missing_image_is_a_row(photos: Path, tmp_path: Path) -> None:
     run_here(job)  # the second part has only images that never existed
     rows = read_rows(tmp_path / "out")
     assert [row["code"] for row in rows] == ["object_not_found", *[None] * 11, *["object_not_found"] * 2]
+
+
+def test_images_beside_a_table_are_refused(tmp_path: Path) -> None:
+    """The manifest has no version of them, and their paths may leave the inputs."""
+    (tmp_path / "in").mkdir()
+    for path in (tmp_path / "in/beside.png", tmp_path / "secret.png"):
+        path.write_bytes(photo(1))
+    paths = ["beside.png", "../secret.png", str(tmp_path / "secret.png")]
+    pq.write_table(pa.table({"image": [{"bytes": None, "path": path} for path in paths]}), tmp_path / "in/a.parquet")
+    run_here(open_job(make_request(tmp_path / "in/a.parquet", tmp_path / "out")))
+    assert [row["code"] for row in read_rows(tmp_path / "out")] == ["image_not_in_row"] * 3
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,28 @@ def open_object(reference: str | Path) -> tuple[Storage, str]:
     if parent.endswith("/"):
         raise StorageError(f"{reference} is a bucket, not an object: add a key.", code="invalid_reference")
     return open_storage(parent), key
+
+
+class StorageOpener:
+    """Opens objects by their URLs or paths; those in one bucket share a client and its connections. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, Storage] = {}
+        self._lock = threading.Lock()
+
+    def open_object(self, reference: str) -> tuple[Storage, str]:
+        """Return a storage and a key, as `open_object`, but with the whole bucket as the storage."""
+        if not is_remote(reference):
+            return open_object(reference)
+        scheme, _, rest = reference.partition("://")
+        bucket, _, key = rest.rstrip("/").partition("/")
+        if not bucket or not key or key.startswith("/"):
+            return open_object(reference)  # for its error
+        url = f"{scheme.lower()}://{bucket}"
+        with self._lock:
+            if url not in self._buckets:
+                self._buckets[url] = open_storage(url)
+            return self._buckets[url], key
 
 
 class LocalStorage(Storage):

@@ -9,10 +9,10 @@ from typing import Any
 
 from PIL import Image
 
-from ..data.formats.arrow_rows import find_image_column
+from ..data.formats.arrow_rows import find_image_column, split_cell
 from ..data.image_decoder import Mode
 from ..data.sources import decode_image
-from ..data.storage import Storage, StoredObject, is_remote, open_object, open_storage
+from ..data.storage import Storage, StorageOpener, StoredObject, is_remote, open_storage
 from ..data.storage_file import open_file
 from ..errors import DataError, ImageError, StorageError
 from .entry_errors import EntryErrors, Location
@@ -38,6 +38,7 @@ class EntryReader:
         self.roots = roots
         self.errors = EntryErrors()
         self._storages: dict[int, Storage] = {}
+        self._opener = StorageOpener()
         self._table: tuple[tuple[int, str], _ParquetImages] | None = None
         self._lock = threading.Lock()
 
@@ -106,9 +107,8 @@ class EntryReader:
     def _locate(self, entry: ImageEntry) -> Location:
         was_listed = bool(entry.etag)
         if entry.root == NO_ROOT:
-            storage, key = open_object(entry.key)
-            scope = entry.key.split("/")[2] if is_remote(entry.key) else ""
-            return Location(scope, storage, key, was_listed)
+            storage, key = self._opener.open_object(entry.key)
+            return Location(storage.url if is_remote(storage.url) else "", storage, key, was_listed)
         with self._lock:
             if entry.root not in self._storages:
                 self._storages[entry.root] = open_storage(self.roots[entry.root].url)
@@ -119,10 +119,11 @@ class EntryReader:
             if self._table is None or self._table[0] != (entry.root, entry.key):
                 self._table = (entry.root, entry.key), _ParquetImages(storage, entry)
             value = self._table[1].cell(entry.start)
-        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        data, path = split_cell(value)
         if data is None and path:
-            folder, _, _ = entry.key.rpartition("/")
-            return storage.read(f"{folder}/{path}" if folder else path)
+            # No version of that file is in the manifest, and it may be outside of the inputs.
+            reason = f"the row has no image, only the path {path!r}. Give the folder of the images instead."
+            raise ImageError(reason, name=self.name(entry), code="image_not_in_row")
         if data is None:
             raise ImageError("there is no image in this row.", name=self.name(entry), code="image_empty")
         return bytes(data)

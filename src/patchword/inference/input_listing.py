@@ -18,7 +18,7 @@ from ..data.formats.csv_list import parse_paths
 from ..data.formats.webdataset import image_members
 from ..data.image_decoder import IMAGE_SUFFIXES
 from ..data.prefetch import prefetch
-from ..data.storage import Storage, StoredObject, is_remote, open_object, open_storage
+from ..data.storage import Storage, StorageOpener, StoredObject, is_remote, open_object, open_storage
 from ..data.storage_file import open_file
 from ..errors import DataError, Note, StorageError
 
@@ -77,6 +77,7 @@ class InputListing:
         self.roots: list[InputRoot] = []
         self.notes: list[Note] = []
         self._indices: dict[InputRoot, int] = {}
+        self._opener = StorageOpener()
 
     def __iter__(self) -> Iterator[ImageEntry]:
         for reference in self.references:
@@ -158,7 +159,7 @@ class InputListing:
     def _listed(self, root: int, storage: Storage, path: str) -> ImageEntry:
         """Return the entry of a path in a CSV file: relative to its folder, absolute, or a URL."""
         if is_remote(path) or os.path.isabs(path):
-            elsewhere, key = open_object(path)
+            elsewhere, key = self._opener.open_object(path)
             found = elsewhere.head(key)
             root, key = NO_ROOT, path
         else:
