@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..core.text import pluralize
 from ..data.datasets.registry import DATASET_NAMES
-from ..data.formats.arrow_rows import find_image_column, missing_package
+from ..data.formats.arrow_rows import find_image_column, import_parquet
 from ..data.formats.csv_list import parse_paths
 from ..data.formats.webdataset import image_members
 from ..data.image_decoder import IMAGE_SUFFIXES
@@ -217,11 +217,7 @@ def count_rows(storage: Storage, found: StoredObject) -> int:
 
 def open_parquet_table(file: object, name: str) -> "pq.ParquetFile":  # type: ignore[name-defined]  # noqa: F821
     """Open a Parquet file that is read from a storage."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise missing_package("pyarrow", f"Reading {name}") from None
+    pa, pq = import_parquet(f"Reading {name}")
     try:
         return pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True)
     except pa.ArrowInvalid as error:

@@ -159,6 +159,16 @@ def _to_class_names(indices: tuple[str, ...], class_names: tuple[str, ...], wher
     return tuple(class_names[int(index)] for index in indices)
 
 
+def import_parquet(purpose: str) -> tuple[Any, Any]:
+    """Import pyarrow and pyarrow.parquet. Raises `ConfigError` with the install line without them."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise missing_package("pyarrow", purpose) from None
+    return pa, pq
+
+
 def missing_package(name: str, purpose: str) -> ConfigError:
     """Make the error for an optional package that cannot be imported."""
     return ConfigError(f"{purpose} needs the package {name}: {how_to_install('data')}.")
