@@ -130,7 +130,7 @@ def test_no_cluster_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "out").exists()
 
 
-def test_late_answers_of_the_tracker_lose_nothing(
+def test_late_responses_of_the_tracker_lose_nothing(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_photos(tmp_path / "photos", 3)

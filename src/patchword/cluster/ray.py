@@ -150,7 +150,7 @@ def _size_pool(num_chunks: int) -> tuple[int, int]:
 
 
 class _Collector:
-    """Asks the tracker what has been computed. An answer that is lost or late is not missed: the next has it, too."""
+    """Asks the tracker what has been computed. A response that is lost or late is not missed: the next has it, too."""
 
     def __init__(self, job: Job, tracker: Any, on_progress: Callable[[int], object]) -> None:
         self.job, self.tracker, self.on_progress = job, tracker, on_progress
