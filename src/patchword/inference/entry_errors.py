@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from ..data.storage import Storage, is_remote
+from ..data.storage import Storage, is_remote, storage_error
 from ..errors import OBJECT_CODES, StorageError
 
 NUM_PROBE_THREADS = 16
@@ -112,8 +112,10 @@ def _require_folder(storage: Storage) -> None:
                 return
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except OSError:
+    except PermissionError:
         return  # it exists
+    except OSError as error:  # such as a stale handle of a network disk
+        raise storage_error(error, "listed", storage.url) from None
     raise StorageError(
         f"{storage.url} had images when they were listed, and is missing or empty now. Is its disk mounted on this "
         f"machine? Then type the same command again.",
