@@ -119,12 +119,17 @@ class OutputError(PatchwordError):
     code = "cannot_write"
 
 
+# Codes of `StorageError` that are about one object alone. All others, such as a disk that fails, too many open files or
+# a server that is down, say nothing about the object.
+OBJECT_CODES = frozenset({"object_not_found", "object_changed", "invalid_key", "out_of_range"})
+
+
 class StorageError(PatchwordError):
     """Raised when objects of a directory or an object store cannot be listed, read or written.
 
     Its codes say whether trying again can help: "object_not_found", "access_denied", "storage_unreachable" (no
     proper response in time), "object_changed" (another version than expected), "invalid_key", "invalid_reference",
-    "out_of_range".
+    "out_of_range". Those in `OBJECT_CODES` are about one object alone.
     """
 
     code = "storage_failed"

@@ -24,8 +24,9 @@ from helpers.prediction_jobs import (
     run_here,
 )
 from helpers.ray_cluster import busy_node, kill_actor, ray_cluster, signal_node, start_driver, wait_until
+from patchword.cluster import ray as ray_runner
 from patchword.inference.prediction_job import finish_job, open_job
-from patchword.inference.prediction_parts import ChunkModel, predict_chunk
+from patchword.inference.prediction_parts import ChunkModel, ChunkResult, predict_chunk
 
 pytestmark = pytest.mark.slow
 CHUNK_SIZE = 4
@@ -127,3 +128,26 @@ def test_no_cluster_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert refused.returncode == 2
     assert "--ray needs the package ray: " in refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_late_responses_of_the_tracker_lose_nothing(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_photos(tmp_path / "photos", 3)
+    job = open_job(make_request(tmp_path / "photos", tmp_path / "out", chunk_size=1))
+    counts: list[int] = []
+    with ray_runner._connect(cluster.address):
+        import ray
+
+        tracker = ray.remote(num_cpus=0)(ray_runner._Tracker).remote()
+        collector = ray_runner._Collector(job, tracker, counts.append)
+        for number in range(3):
+            ray.get(tracker.add.remote(number, 1))
+            ray.get(tracker.finish.remote(ChunkResult(number, 1)))
+            monkeypatch.setattr(ray_runner, "COLLECT_TIMEOUT", 0)
+            collector.collect()
+        monkeypatch.setattr(ray_runner, "COLLECT_TIMEOUT", 60)
+        collector.collect()
+        collector.collect()
+    assert sum(counts) == 3
+    assert [result.number for result in job.results] == [0, 1, 2]

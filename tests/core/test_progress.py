@@ -1,6 +1,7 @@
 """Progress where there is no terminal."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,17 @@ def test_rate_and_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         add(-400)  # a worker died
         assert wait_for_line(capsys, "predicting: 1,600 of 2,000 images, ")
         assert wait_for_line(capsys, " left (")
+
+
+def test_rate_with_a_clock_that_stands_still(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "SECONDS_PER_LINE", 0.01)
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    with rate_progress("predicting", 20) as add:
+        add(1)
+        add(1)
+        assert wait_for_line(capsys, "predicting: 2 of 20 images, ")
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,22 @@
 """The cache of blocks of shards: few requests, bounded, shared by processes, and intact after kills."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 
+from patchword.data import background, shard_cache
+from patchword.data.background import BackgroundTasks
 from patchword.data.shard_cache import ShardCache, read_block, remove_oldest
 from patchword.data.storage import LocalStorage
 from patchword.errors import DataError, StorageError
@@ -188,6 +193,88 @@ def test_unwritable_cache_does_not_stop_a_run(
     assert capsys.readouterr().err.count("without a cache") == 1
     with pytest.raises(DataError, match="PATCHWORD_CACHE"):
         make(storage, folder=blocks / "below a file")
+
+
+def limit_file_size(size: int) -> None:
+    """Make writing larger files fail: a real OSError (EFBIG) that also root gets."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_full_disk_costs_no_traffic(storage: CountingStorage, tmp_path: Path, full_disk: None) -> None:
+    """Only the bytes that are needed are read, nothing ahead; blocks that exist are used; writing is tried again."""
+    cache = make(storage)
+    read(cache, "b.tar", 0, 1)
+    limit_file_size(BLOCK // 2)
+    read(cache, "a.tar", 0, 1)  # fails to write
+    storage.ranges.clear()
+    for start in range(0, SIZE - 5, 100):
+        assert read(cache, "a.tar", start, start + 5) == DATA[start : start + 5]
+        assert read(cache, "b.tar", start % BLOCK, start % BLOCK + 1) == DATA[start % BLOCK :][:1]
+    wanted = [("a.tar", start, start + 5) for start in range(0, SIZE - 5, 100)]
+    assert storage.ranges == wanted
+    assert not cache._queued
+    limit_file_size(resource.RLIM_INFINITY)
+    cache._retry_at = 0.0  # as after a minute
+    read(cache, "a.tar", 0, 1)
+    assert len(list((tmp_path / "cache").glob("*/000000"))) == 2
+    storage.ranges.clear()
+    read(cache, "a.tar", 0, BLOCK)
+    assert ("a.tar", 0, BLOCK) not in storage.ranges  # others may be read ahead again
+
+
+def test_lock_of_a_stopped_process_is_not_waited_for(
+    storage: CountingStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "LOCK_SECONDS", 0.1)
+    cache = make(storage)
+    locks = [filelock.FileLock(tmp_path / "cache/locks" / str(number)) for number in range(shard_cache.NUM_LOCKS)]
+    for lock in locks:
+        lock.acquire()
+    try:
+        assert read(cache, "a.tar", 5, 10) == DATA[5:10]
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def test_background_work_is_bounded_and_survives_any_error() -> None:
+    tasks, started, done = BackgroundTasks(1), threading.Event(), threading.Event()
+    go = threading.Event()
+
+    def fail() -> None:
+        started.set()
+        go.wait(60)
+        raise KeyError("a bug")
+
+    assert tasks.submit(fail)
+    assert started.wait(60)
+    accepted = sum(tasks.submit(lambda: None) for _ in range(2 * background.MAX_WAITING))
+    assert accepted == background.MAX_WAITING
+    go.set()
+    end = time.monotonic() + 60
+    while not tasks.submit(done.set) and time.monotonic() < end:
+        time.sleep(0.001)
+    assert done.wait(60)
+
+
+def test_blocks_are_queued_once(storage: CountingStorage) -> None:
+    cache = make(storage)
+    release = threading.Event()
+    for _ in range(4):
+        cache._tasks.submit(lambda: release.wait(60))
+    for start in (0, 1, 0, BLOCK, 0, 2 * BLOCK, BLOCK + 1):
+        read(cache, "a.tar", start, start + 1)
+    assert len(cache._tasks._tasks) <= SIZE // BLOCK + 1
+    release.set()
 
 
 CHILD = """

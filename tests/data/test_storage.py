@@ -11,7 +11,7 @@ import pytest
 
 from helpers.object_server import BUCKET, ObjectServer, environment, faulty, serve_objects
 from patchword.data.object_storage import MAX_REQUEST_BYTES
-from patchword.data.storage import LocalStorage, Storage, is_remote, open_object, open_storage
+from patchword.data.storage import LocalStorage, Storage, StorageOpener, is_remote, open_object, open_storage
 from patchword.errors import ConfigError, PatchwordError, StorageError
 
 KEYS = ("a-b/1.jpg", "a.jpg", "a/1.jpg", "a/b/c.jpg", "b c#%20ü.jpg", "part-00000001.parquet")
@@ -137,6 +137,19 @@ def test_references_of_objects(server: ObjectServer, monkeypatch: pytest.MonkeyP
         open_storage("s3://bucket")
 
 
+def test_objects_of_a_bucket_share_a_client(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, server.endpoint, "")
+    for key in ("x.png", "many/é %20/x.png"):
+        server.put(key, key.encode())
+    opener = StorageOpener()
+    first, second = (opener.open_object(f"s3://{BUCKET}/{key}") for key in ("x.png", "many/é %20/x.png"))
+    assert first[0] is second[0]
+    assert [storage.read(key).decode() for storage, key in (first, second)] == ["x.png", "many/é %20/x.png"]
+    assert second[0].join(second[1]) == f"s3://{BUCKET}/many/é %20/x.png"
+    for wrong in (f"s3://{BUCKET}", f"s3://{BUCKET}/", f"s3://{BUCKET}//x.png"):
+        assert code_of(opener.open_object, wrong) == "invalid_reference"
+
+
 def test_clients_of_gcs_and_azure_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were not run against a server: there is none here."""
     pytest.importorskip("obstore")
@@ -166,6 +179,8 @@ def test_local_errors_are_sentences(tmp_path: Path) -> None:
         open_storage(tmp_path).create("file/below", b"1")
     with pytest.raises(StorageError, match=r"cannot be read \(.+\)"):
         open_storage(tmp_path).read("")
+    assert code_of(open_storage(tmp_path).read, "") == "object_not_found"  # as `head`: no object
+    assert code_of(open_storage(tmp_path).read, "file/below") == "object_not_found"
 
 
 # ---- an object server that fails
@@ -235,6 +250,15 @@ def test_permanent_errors_are_not_retried(server: ObjectServer, monkeypatch: pyt
         assert code_of(missing.create, "a", b"1") == "object_not_found"
         assert len(proxy.log) == 2
         assert code_of(open_storage(f"s3://{BUCKET}/x").read, "a//b") == "invalid_key"
+
+
+def test_an_expired_token_is_denied_access(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 responds with 400, not 403."""
+    with faulty(server) as proxy:
+        storage = connect(monkeypatch, proxy.endpoint, "expired")
+        storage.create("a", b"1")
+        proxy.denied, proxy.denial = ["a"], "400"
+        assert code_of(storage.read, "a") == "access_denied"
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,8 @@ class FaultProxy(ThreadingHTTPServer):
         script: Faults of the next requests ("" for none); before the random ones.
         log: Method, path and fault of each request.
         denied: Parts of paths; reading them is a 403. "" denies everything.
+        denial: "400" for the response of S3 to a token that has expired.
+        denials: How many of them follow, until access is allowed again; -1 for no end.
     """
 
     daemon_threads = True
@@ -101,6 +103,7 @@ class FaultProxy(ThreadingHTTPServer):
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.script: list[str] = []
         self.denied: list[str] = []
+        self.denial, self.denials = "403", -1
         self.log: list[tuple[str, str, str]] = []
         self.lock, self.stopped = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -108,8 +111,9 @@ class FaultProxy(ThreadingHTTPServer):
 
     def choose_fault(self, method: str, path: str, conditional: bool) -> str:
         with self.lock:
-            if method in ("GET", "HEAD") and any(part in path for part in self.denied):
-                return "403"
+            if method in ("GET", "HEAD") and self.denials and any(part in path for part in self.denied):
+                self.denials -= 1
+                return self.denial
             fault = self.script.pop(0) if self.script else self._draw()
             if fault == "conflict" and not conditional:
                 fault = ""
@@ -154,6 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.reset()
         if fault in ("403", "500", "503", "conflict"):
             return self.respond(409 if fault == "conflict" else int(fault), {}, b"")
+        if fault == "400":
+            return self.respond(400, {"Content-Type": "application/xml"}, _EXPIRED)
         connection = http.client.HTTPConnection("127.0.0.1", self.server.upstream.port, timeout=60)
         try:
             connection.request(self.command, self.path, body, dict(self.headers))
@@ -191,6 +197,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = forward  # noqa: N815
 
 
+_EXPIRED = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>ExpiredToken</Code>'
+    b"<Message>The provided token has expired.</Message><RequestId>1</RequestId></Error>"
+)
 _HOP_BY_HOP = {"connection", "transfer-encoding", "server", "date"}
 
 

@@ -39,7 +39,7 @@ from helpers.prediction_jobs import (
 )
 from patchword.data.storage import open_storage
 from patchword.errors import ConfigError, DataError, PatchwordError, StorageError
-from patchword.inference import chunk_process, prediction_manifest
+from patchword.inference import chunk_process, prediction_job, prediction_manifest
 from patchword.inference.chunk_process import ChunkProcess
 from patchword.inference.classifier import Classifier
 from patchword.inference.input_listing import InputListing
@@ -176,6 +176,37 @@ def test_an_output_that_cannot_be_written(photos: Path, tmp_path: Path, capsys: 
     refused = run_in_process(capsys, "predict", MODEL, photos, "--out", tmp_path / "file/out")
     assert refused.returncode == 2
     assert "cannot be written" in refused.stderr
+
+
+def test_a_damaged_manifest_is_one_sentence(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = open_job(make_request(photos, out))
+    (out / job.manifest.files[0]).write_bytes(b"PAR1 junk")
+    with pytest.raises(StorageError, match="rows-.* is damaged"):
+        run_here(job)
+    content = json.loads((out / "manifest/manifest.json").read_text())
+    changes: list[dict[str, Any]] = [{"machine": 1}, {"settings": None}, {"chunk_size": 0}, {"roots": [1]}]
+    for text in [
+        *(json.dumps(content | change) for change in changes),
+        *(json.dumps({key: content[key] for key in content if key != name}) for name in content),
+        "[]",
+        "{",
+    ]:
+        (out / "manifest/manifest.json").write_text(text)
+        with pytest.raises(StorageError, match="is damaged, or not a manifest"):
+            open_job(make_request(photos, out))
+
+
+def test_a_complete_job_is_not_prepared_again(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building an engine takes minutes, and a machine that only looks at a complete output may not have it."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    summary = run_job(photos, tmp_path / "out", engine="onnx")
+    monkeypatch.setattr(prediction_job, "Classifier", None)  # building one would be an error
+    for engine in ("onnx", "auto"):
+        job = open_job(make_request(photos, tmp_path / "out", engine=engine))
+        assert not job.pending()
+        assert finish_job(job) == summary
+    assert code_of(open_job, make_request(photos, tmp_path / "out")) == "output_differs"
 
 
 def test_wrong_requests(photos: Path, tmp_path: Path) -> None:
@@ -339,6 +370,16 @@ def test_a_poisonous_image_gets_an_error_row(
     assert len(rows) == NUM_PHOTOS + 1
     assert rows[str(photos / "1/0004.png")]["code"] == "image_crashes"
     assert sum(row["label_1"] is not None for row in rows.values()) == NUM_PHOTOS - 1
+
+
+@pytest.mark.slow
+def test_errors_of_the_child_keep_their_class(photos: Path, tmp_path: Path) -> None:
+    job = open_job(make_request(photos, tmp_path / "out"))
+    path = tmp_path / "out/manifest/manifest.json"
+    path.write_text(path.read_text().replace('"engine": "torch"', '"engine": "steam"'))
+    assert "steam" in path.read_text()
+    with ChunkProcess(str(tmp_path / "out"), load_model(), 1) as process, pytest.raises(ConfigError, match="steam"):
+        process.compute_safely(job.pending()[0])
 
 
 @pytest.mark.slow

@@ -170,6 +170,43 @@ def test_expired_credentials_are_not_unreadable_images(
         assert finish_job(job)["error_codes"] == {"access_denied": 1, "image_unsupported": 1}
 
 
+@pytest.mark.parametrize("denial", ["403", "400"])
+def test_a_token_that_expires_for_a_while(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denial: str
+) -> None:
+    """Some images are denied, then the token is refreshed: no row may say that they cannot be read."""
+    with faulty(server) as proxy:
+        connect(monkeypatch, proxy.endpoint)
+        job = open_job(make_request(f"s3://{BUCKET}/photos", tmp_path / "out"))
+        proxy.denied, proxy.denial, proxy.denials = ["photos/"], denial, 3
+        with pytest.raises(StorageError) as error:
+            run_here(job)
+        assert error.value.code == "access_denied"
+        assert not list((tmp_path / "out").glob("part-*"))
+        proxy.denials = -1
+        with pytest.raises(StorageError):
+            run_here(job)
+        assert not list((tmp_path / "out").glob("part-*"))
+        proxy.denied = []
+        run_here(job)
+        assert finish_job(job)["error_codes"] == {"image_unsupported": 1}
+
+
+def test_access_is_checked_for_each_input(
+    server: ObjectServer, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another bucket that can be read says nothing about the credentials of this one."""
+    for name in ("a/1.png", "b/1.png"):
+        server.put(f"{tmp_path.name}/{name}", photo(1))
+    with faulty(server) as proxy:
+        connect(monkeypatch, proxy.endpoint)
+        job = open_job(make_request((f"{prefix}/a/", f"{prefix}/b/"), tmp_path / "out"))
+        proxy.denied = [f"{tmp_path.name}/a/"]
+        with pytest.raises(StorageError) as error:
+            run_here(job)
+        assert error.value.code == "access_denied"
+
+
 @pytest.mark.slow
 def test_a_dead_store_ends_the_command_with_a_sentence(server: ObjectServer, prefix: str, tmp_path: Path) -> None:
     with faulty(server) as proxy:

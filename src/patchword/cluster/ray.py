@@ -35,6 +35,7 @@ MAX_TASK_RETRIES = 12
 MAX_BLOCKS = 10_000  # tasks of one job; beyond, a task computes several chunks
 SECONDS_PER_POLL = 0.5
 CONNECT_TIMEOUT = 5.0
+COLLECT_TIMEOUT = 10.0
 AUTO_ADDRESS, LOCAL_ADDRESS = "auto", "local"  # starts a Ray on this machine
 
 
@@ -81,7 +82,7 @@ def run_on_ray(address: str, job: Job, on_progress: Callable[[int], object]) -> 
         import ray
 
         tracker = ray.remote(num_cpus=0)(_Tracker).options(scheduling_strategy=_this_node()).remote()
-        failed: list[BaseException] = []
+        collector, failed = _Collector(job, tracker, on_progress), list[BaseException]()
 
         def run() -> None:
             try:
@@ -93,7 +94,7 @@ def run_on_ray(address: str, job: Job, on_progress: Callable[[int], object]) -> 
         thread.start()
         while thread.is_alive() and stop.signal is None:
             thread.join(SECONDS_PER_POLL)
-            _collect(job, tracker, on_progress)
+            collector.collect()
         if stop.signal is not None:
             raise stopped(job, stop.signal)
         if failed:
@@ -148,16 +149,25 @@ def _size_pool(num_chunks: int) -> tuple[int, int]:
     return num_cpus, max(1, min(num_chunks, sum(count // num_cpus for count in cpus) * 4))
 
 
-def _collect(job: Job, tracker: Any, on_progress: Callable[[int], object]) -> None:
-    """Take what has been computed from the tracker."""
-    import ray
+class _Collector:
+    """Asks the tracker what has been computed. A response that is lost or late is not missed: the next has it, too."""
 
-    try:
-        images, results = ray.get(tracker.take.remote(), timeout=10)
-    except ray.exceptions.RayError:
-        return  # busy, or the cluster is ending; parts are counted at the end anyway
-    on_progress(images)
-    job.results += results
+    def __init__(self, job: Job, tracker: Any, on_progress: Callable[[int], object]) -> None:
+        self.job, self.tracker, self.on_progress = job, tracker, on_progress
+        self.images = self.num_results = 0
+
+    def collect(self) -> None:
+        """Report new images, and add new results to the job."""
+        import ray
+
+        try:
+            images, results = ray.get(self.tracker.read.remote(self.num_results), timeout=COLLECT_TIMEOUT)
+        except ray.exceptions.RayError:
+            return  # busy, or the cluster is ending; parts are counted at the end anyway
+        self.on_progress(images - self.images)
+        self.job.results += results
+        self.images = images
+        self.num_results += len(results)
 
 
 def _explain(job: Job, error: BaseException) -> BaseException:
@@ -194,11 +204,9 @@ class _Tracker:
         self.unfinished.pop(result.number, 0)
         self.results.append(result)
 
-    def take(self) -> tuple[int, list[ChunkResult]]:
-        """Return images and results since the last call."""
-        taken = self.images, self.results
-        self.images, self.results = 0, []
-        return taken
+    def read(self, first: int) -> tuple[int, list[ChunkResult]]:
+        """Return the number of all images so far, and the results from the given one on."""
+        return self.images, self.results[first:]
 
 
 class Predictor:

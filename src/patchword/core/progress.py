@@ -61,13 +61,13 @@ def rate_progress(title: str, total: int, done: int = 0) -> Iterator[Callable[[i
         text = f"{title}: {done + count:,} of {total:,} images"
         if count <= first[0]:
             return text
-        rate = (count - first[0]) / (time.monotonic() - first[1])
+        rate = (count - first[0]) / max(time.monotonic() - first[1], 1e-3)  # clocks may be coarse
         return f"{text}, {rate:,.1f} images/s, {format_seconds((total - done - count) / rate)} left"
 
     def add(further: int) -> None:
         nonlocal count, first
+        first = first if first[1] else (count + further, time.monotonic())  # before `count`: a thread reads both
         count += further
-        first = first if first[1] else (count, time.monotonic())
 
     if not sys.stderr.isatty():
         with report_lines(describe):

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from ..errors import PatchwordError
+MAX_WAITING = 1024  # calls; more are not worth their memory, and would come too late
 
 
 class BackgroundTasks:
@@ -23,14 +23,21 @@ class BackgroundTasks:
         self._running = 0
         self._lock = threading.Lock()
 
-    def submit(self, task: Callable[[], object]) -> None:
-        """Call a function later."""
+    def submit(self, task: Callable[[], object]) -> bool:
+        """Call a function later; return False, and forget it, if too many are waiting."""
         with self._lock:
+            if len(self._tasks) >= MAX_WAITING:
+                return False
             self._tasks.append(task)
             if self._running >= self.num_threads:
-                return
+                return True
             self._running += 1
-        threading.Thread(target=run_tasks, args=(weakref.ref(self),)).start()
+        try:
+            threading.Thread(target=run_tasks, args=(weakref.ref(self),)).start()
+        except RuntimeError:  # there are too many threads, or Python ends: the next call tries again
+            with self._lock:
+                self._running -= 1
+        return True
 
     def next_task(self) -> Callable[[], object] | None:
         """Return the next function for a thread; None if the thread should end."""
@@ -48,6 +55,6 @@ def run_tasks(reference: "weakref.ref[BackgroundTasks]") -> None:
         del tasks
         if task is None:
             return
-        with contextlib.suppress(PatchwordError, OSError):
+        with contextlib.suppress(Exception):  # whatever it is, the thread must go on or be counted as ended
             task()
         del task

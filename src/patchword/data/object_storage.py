@@ -30,6 +30,8 @@ MAX_REQUEST_BYTES = 8 * 2**20
 
 S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # the first that is set
 AZURE_ENDPOINT_VARIABLES = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+# Codes of S3 in a response 400; a response to HEAD has none.
+EXPIRED_CODES = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 RETRIED_STATUS = {408, 409, 425, 429}  # besides 5xx: timeouts, conflicts of writers, too many requests
 
 Result = TypeVar("Result")
@@ -200,7 +202,8 @@ class ObjectStorage(Storage):
         if isinstance(error, FileNotFoundError) or status == 404:
             return StorageError(f"{name} does not exist. Check the bucket and the path.", code="object_not_found")
         denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
-        if isinstance(error, denied) or status in (401, 403):
+        has_expired = status == 400 and any(f"<Code>{code}</Code>" in str(error) for code in EXPIRED_CODES)
+        if isinstance(error, denied) or status in (401, 403) or has_expired:
             hint = "Check the credentials in the environment and the permissions of the bucket."
             return StorageError(f"{name} cannot be {verb}: access denied. {hint}", code="access_denied")
         if status == 416:
@@ -209,7 +212,9 @@ class ObjectStorage(Storage):
             text = f"{name}: the keys contain a name that cannot be read ({first_line(error)}). Rename the object."
             return StorageError(text, code="invalid_key")
         if 300 <= status < 500 and status not in RETRIED_STATUS:
-            return StorageError(f"{name} cannot be {verb}: {first_line(error)}. Check region and endpoint.")
+            return StorageError(
+                f"{name} cannot be {verb}: {first_line(error)}. Check credentials, region and endpoint."
+            )
         return None
 
     def _unreachable(self, error: Exception, verb: str, key: str) -> StorageError:

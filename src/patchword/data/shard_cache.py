@@ -27,6 +27,8 @@ READAHEAD = 16  # blocks of a shard that are downloaded ahead: more than a windo
 _READAHEAD_FRACTION = 1 / 128  # of the capacity, at most, for the blocks ahead of one position
 _READAHEAD_THREADS = 4
 NUM_LOCKS = 64  # blocks that can be downloaded at the same time by all processes of a machine
+LOCK_SECONDS = 30.0  # to wait for another process that downloads a block; it may have been stopped
+RETRY_SECONDS = 60.0  # after a failed write, such as on a full disk, until the next attempt
 _LEFTOVER_SECONDS = 3600.0  # after which a temporary file belongs to a process that was killed
 _TOUCH_SECONDS = 60.0  # how exact the time of the last use is
 # Blocks are removed once they take more than the first fraction of the capacity, until the second is left. Each process
@@ -59,7 +61,9 @@ class ShardCache:
         self._readahead = min(READAHEAD, int(max_bytes * _READAHEAD_FRACTION / block_bytes))
         self._last_ahead: dict[Path, int] = {}  # the last block of each shard that is or will be downloaded ahead
         self._unchecked = max_bytes  # bytes written since the last check; none was made yet
+        self._queued: set[Path] = set()  # blocks that wait for the background
         self._warned = False
+        self._retry_at: float | None = None  # when to write again after a failure; None if the last write succeeded
 
     def read(self, key: str, etag: str, size: int, start: int, stop: int) -> bytes:
         """Return the bytes `start` to `stop` of a shard.
@@ -77,16 +81,26 @@ class ShardCache:
         folder = self.folder / digest(self.storage.url, key, etag, size, self.block_bytes)[:32]
         shard = _Shard(folder, key, etag, size)
         blocks = range(start // self.block_bytes, -(-stop // self.block_bytes))
-        pieces = [self._read_block(shard, block, start, stop) for block in blocks]
+        pieces = []
+        for block in blocks:
+            first, last = self._range_of(shard, block)
+            wanted = slice(max(start, first) - first, min(stop, last) - first)
+            data = read_block(shard.path(block), last - first, wanted.start, wanted.stop)
+            if data is None and not self._may_write():  # not a whole block that will be thrown away
+                return self.storage.read_range(key, start, stop, etag)
+            self._schedule(shard, block, is_missing=data is None)
+            pieces.append(self._download(shard, block)[wanted] if data is None else data)
         return b"".join(pieces)
 
-    def _read_block(self, shard: "_Shard", block: int, start: int, stop: int) -> bytes:
-        """Return the bytes of a block that are between two positions of the shard."""
-        first, last = self._range_of(shard, block)
-        wanted = slice(max(start, first) - first, min(stop, last) - first)
-        data = read_block(shard.path(block), last - first, wanted.start, wanted.stop)
-        self._schedule(shard, block, is_missing=data is None)
-        return self._download(shard, block)[wanted] if data is None else data
+    def _may_write(self) -> bool:
+        """Whether to try to write a block: after a failure, only one in `RETRY_SECONDS`."""
+        with self._lock:
+            if self._retry_at is None:
+                return True
+            if time.monotonic() < self._retry_at:
+                return False
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            return True
 
     def _range_of(self, shard: "_Shard", block: int) -> tuple[int, int]:
         return block * self.block_bytes, min(shard.size, (block + 1) * self.block_bytes)
@@ -94,6 +108,8 @@ class ShardCache:
     def _schedule(self, shard: "_Shard", block: int, *, is_missing: bool) -> None:
         """Download the blocks after this one in the background, if the shard is being read from front to back."""
         with self._lock:
+            if self._retry_at is not None:
+                return
             ahead = self._last_ahead.setdefault(shard.folder, -1)
             if ahead < 0:  # a single image, as in the check that images can be read, is not the start of a sequence
                 self._last_ahead[shard.folder] = block
@@ -104,8 +120,18 @@ class ShardCache:
                 return
             self._last_ahead[shard.folder] = last - 1
         for number in range(first, last):
-            if not shard.path(number).exists():
-                self._tasks.submit(functools.partial(self._download, shard, number))
+            path = shard.path(number)
+            with self._lock:
+                is_needed = path not in self._queued and not path.exists()
+                if is_needed and self._tasks.submit(functools.partial(self._download_ahead, shard, number)):
+                    self._queued.add(path)
+
+    def _download_ahead(self, shard: "_Shard", block: int) -> None:
+        with self._lock:
+            self._queued.discard(shard.path(block))
+            if self._retry_at is not None:
+                return
+        self._download(shard, block)
 
     def _download(self, shard: "_Shard", block: int) -> bytes:
         """Download a block, and return it; other threads and processes that need it wait for it."""
@@ -130,7 +156,7 @@ class ShardCache:
         """Exclude other threads and processes; where files cannot be locked, they do the same work twice."""
         lock = filelock.FileLock(self.folder / "locks" / name, thread_local=False)
         with contextlib.suppress(OSError, NotImplementedError):
-            lock.acquire()
+            lock.acquire(timeout=LOCK_SECONDS)  # its error is an OSError
         try:
             yield
         finally:
@@ -140,12 +166,14 @@ class ShardCache:
         """Write a block. It is not flushed to disk: after a power failure a block has the wrong size, or is gone."""
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(data)
             temporary.replace(path)
+            self._retry_at = None
         except FileNotFoundError:
             pass  # `remove_oldest` has just removed the directory, because it was empty
         except OSError as error:  # such as a full disk: no reason to stop a run
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             with contextlib.suppress(OSError):
                 temporary.unlink()
             if not self._warned:

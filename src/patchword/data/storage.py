@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,28 @@ def open_object(reference: str | Path) -> tuple[Storage, str]:
     return open_storage(parent), key
 
 
+class StorageOpener:
+    """Opens objects by their URLs or paths; those in one bucket share a client and its connections. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, Storage] = {}
+        self._lock = threading.Lock()
+
+    def open_object(self, reference: str) -> tuple[Storage, str]:
+        """Return a storage and a key, as `open_object`, but with the whole bucket as the storage."""
+        if not is_remote(reference):
+            return open_object(reference)
+        scheme, _, rest = reference.partition("://")
+        bucket, _, key = rest.rstrip("/").partition("/")
+        if not bucket or not key or key.startswith("/"):
+            return open_object(reference)  # for its error
+        url = f"{scheme.lower()}://{bucket}"
+        with self._lock:
+            if url not in self._buckets:
+                self._buckets[url] = open_storage(url)
+            return self._buckets[url], key
+
+
 class LocalStorage(Storage):
     """Files below a directory.
 
@@ -266,6 +289,8 @@ def storage_error(error: OSError, verb: str, name: str) -> StorageError:
     """Convert an error of the file system to a sentence with what to do."""
     if isinstance(error, FileNotFoundError):
         return StorageError(f"{name} does not exist. Check the path.", code="object_not_found")
+    if isinstance(error, NotADirectoryError | IsADirectoryError) and verb == "read":  # as `head` says
+        return StorageError(f"{name} cannot be read ({error.strerror}). Check the path.", code="object_not_found")
     if isinstance(error, PermissionError):
         return StorageError(f"{name} cannot be {verb}: permission denied. Check its permissions.", code="access_denied")
     return StorageError(f"{name} cannot be {verb} ({error.strerror or error}).")

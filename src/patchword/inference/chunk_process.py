@@ -22,7 +22,7 @@ from ..checkpoints import Checkpoint
 from ..core.runtime import set_num_threads
 from ..core.text import one_line
 from ..data.storage import open_storage
-from ..errors import DataError, ImageError, PatchwordError, StorageError
+from ..errors import DataError, ImageError, PatchwordError
 from .entry_reader import EntryReader
 from .prediction_manifest import Manifest
 from .prediction_parts import ChunkModel, ChunkResult, chunk_images, predict_chunk
@@ -188,9 +188,11 @@ class ChunkProcess:
                 raise _to_exception(*values)
 
 
-def _to_exception(code: str, message: str, is_internal: bool) -> Exception:
-    """Rebuild an error of the child."""
-    return RuntimeError(message) if is_internal else StorageError(message, code=code)
+def _to_exception(kind: type[Exception], message: str, attributes: dict[str, Any]) -> Exception:
+    """Rebuild an error of the child, whatever the arguments of its class are."""
+    error = kind.__new__(kind, message)
+    error.__dict__.update(attributes)
+    return error
 
 
 # The child
@@ -220,11 +222,11 @@ def _serve_requests(connection: Connection, out: str, checkpoint: Checkpoint, nu
                 result = worker.compute(*request[1:]) if request[0] == "chunk" else worker.find_crash(*request[1:])
             connection.send(("done", result))
         except PatchwordError as error:
-            connection.send(("error", error.code, str(error), False))
+            connection.send(("error", type(error), str(error), vars(error)))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except Exception:
-            connection.send(("error", "", traceback.format_exc(), True))
+            connection.send(("error", RuntimeError, traceback.format_exc(), {}))
         request = connection.recv()
 
 

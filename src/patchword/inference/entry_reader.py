@@ -9,12 +9,13 @@ from typing import Any
 
 from PIL import Image
 
-from ..data.formats.arrow_rows import find_image_column
+from ..data.formats.arrow_rows import find_image_column, split_cell
 from ..data.image_decoder import Mode
 from ..data.sources import decode_image
-from ..data.storage import Storage, StoredObject, is_remote, open_object, open_storage
+from ..data.storage import Storage, StorageOpener, StoredObject, is_remote, open_storage
 from ..data.storage_file import open_file
 from ..errors import DataError, ImageError, StorageError
+from .entry_errors import EntryErrors, Location
 from .input_listing import NO_ROOT, ImageEntry, InputRoot, entry_name, open_parquet_table
 
 # Requests in flight: enough to hide 20 ms of latency at a few hundred images per second.
@@ -30,14 +31,14 @@ class EntryReader:
     """Reads entries of one manifest; thread-safe.
 
     Attributes:
-        denied: The first denied access to an object store since the last `check_denied`.
+        errors: What happened to the entries; `errors.check()` tells whether the errors may become final.
     """
 
     def __init__(self, roots: Sequence[InputRoot]) -> None:
         self.roots = roots
-        self.denied: StorageError | None = None
-        self._readable: ImageEntry | None = None
+        self.errors = EntryErrors()
         self._storages: dict[int, Storage] = {}
+        self._opener = StorageOpener()
         self._table: tuple[tuple[int, str], _ParquetImages] | None = None
         self._lock = threading.Lock()
 
@@ -50,26 +51,24 @@ class EntryReader:
 
         Raises:
             ImageError: This image cannot be read; others may.
-            StorageError: Nothing can be read at present: the object store does not respond.
+            StorageError: It is not about this image alone: the object store does not respond, or a disk fails.
         """
         if entry.kind == "damaged":
             raise ImageError(entry.member, name=self.name(entry), code="image_damaged")
         if entry.size > MAX_IMAGE_BYTES:
             reason = f"it has {entry.size:,} bytes; at most {MAX_IMAGE_BYTES:,} are read."
             raise ImageError(reason, name=self.name(entry), code="image_too_large")
+        location = self._locate(entry)
         try:
-            data = self._read(entry)
+            data = self._read(entry, location)
         except StorageError as error:
-            if error.code == "storage_unreachable":
-                raise
-            if error.code == "access_denied" and is_remote(self._locate(entry)[0].url):
-                self.denied = self.denied or error
+            self.errors.add(location, error)
             raise ImageError(f"{error}", code=error.code) from error
         except ImageError:
             raise
         except DataError as error:
             raise ImageError(f"{error}", code="image_damaged") from error
-        self._readable = entry
+        self.errors.add_readable(location)
         return data
 
     def read_group(self, entries: Sequence[ImageEntry]) -> list[bytes | ImageError]:
@@ -77,13 +76,14 @@ class EntryReader:
         first, last = entries[0], entries[-1]
         if len(entries) > 1:
             try:
-                storage, key = self._locate(first)
-                data = storage.read_range(key, first.start, last.start + last.size, first.etag)
-                self._readable = first
+                location = self._locate(first)
+                stop = last.start + last.size
+                data = location.storage.read_range(location.key, first.start, stop, first.etag)
+                self.errors.add_readable(location)
                 return [data[entry.start - first.start :][: entry.size] for entry in entries]
             except StorageError as error:
                 if error.code == "storage_unreachable":
-                    raise
+                    raise  # others are raised again, or become the errors of single images
         results: list[bytes | ImageError] = []
         for entry in entries:
             try:
@@ -96,48 +96,37 @@ class EntryReader:
         """Read and decode an image, as `Source.read` does."""
         return decode_image(self.read(entry), self.name(entry), mode, min_size)
 
-    def _read(self, entry: ImageEntry) -> bytes:
-        storage, key = self._locate(entry)
+    def _read(self, entry: ImageEntry, location: Location) -> bytes:
+        storage, key = location.storage, location.key
         if entry.kind == "tar":
             return storage.read_range(key, entry.start, entry.start + entry.size, entry.etag)
         if entry.kind == "parquet":
             return self._read_row(storage, entry)
         return storage.read(key, entry.etag)
 
-    def _locate(self, entry: ImageEntry) -> tuple[Storage, str]:
+    def _locate(self, entry: ImageEntry) -> Location:
+        was_listed = bool(entry.etag)
         if entry.root == NO_ROOT:
-            return open_object(entry.key)
+            storage, key = self._opener.open_object(entry.key)
+            return Location(storage.url if is_remote(storage.url) else "", storage, key, was_listed)
         with self._lock:
             if entry.root not in self._storages:
                 self._storages[entry.root] = open_storage(self.roots[entry.root].url)
-            return self._storages[entry.root], entry.key
+            return Location(entry.root, self._storages[entry.root], entry.key, was_listed)
 
     def _read_row(self, storage: Storage, entry: ImageEntry) -> bytes:
         with self._lock:  # rows come in order, so one open file and one row group serve all threads
             if self._table is None or self._table[0] != (entry.root, entry.key):
                 self._table = (entry.root, entry.key), _ParquetImages(storage, entry)
             value = self._table[1].cell(entry.start)
-        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        data, path = split_cell(value)
         if data is None and path:
-            folder, _, _ = entry.key.rpartition("/")
-            return storage.read(f"{folder}/{path}" if folder else path)
+            # No version of that file is in the manifest, and it may be outside of the inputs.
+            reason = f"the row has no image, only the path {path!r}. Give the folder of the images instead."
+            raise ImageError(reason, name=self.name(entry), code="image_not_in_row")
         if data is None:
             raise ImageError("there is no image in this row.", name=self.name(entry), code="image_empty")
         return bytes(data)
-
-    def check_denied(self) -> None:
-        """Tell an image that may not be read from credentials that have expired, before errors become final.
-
-        Raises:
-            StorageError: An image that could be read before cannot any more, or none could be read at all.
-        """
-        denied, self.denied = self.denied, None
-        if denied is None:
-            return
-        if self._readable is None:
-            raise denied
-        storage, key = self._locate(self._readable)
-        storage.read_range(key, 0, 1)
 
 
 class _ParquetImages:
@@ -167,7 +156,7 @@ class _ParquetImages:
                 self.group = group
             assert self.cells is not None
             return self.cells[row - self.ends[group]].as_py()
-        except StorageError:
+        except (StorageError, MemoryError):
             raise
         except Exception as error:  # pyarrow's errors have no common base class
             raise DataError(f"Cannot read {self.name} row {row}: the file is damaged ({error}).") from error

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from ..core.text import pluralize
 from ..data.datasets.registry import DATASET_NAMES
-from ..data.formats.arrow_rows import find_image_column, missing_package
+from ..data.formats.arrow_rows import find_image_column, import_parquet
 from ..data.formats.csv_list import parse_paths
 from ..data.formats.webdataset import image_members
 from ..data.image_decoder import IMAGE_SUFFIXES
 from ..data.prefetch import prefetch
-from ..data.storage import Storage, StoredObject, is_remote, open_object, open_storage
+from ..data.storage import Storage, StorageOpener, StoredObject, is_remote, open_object, open_storage
 from ..data.storage_file import open_file
 from ..errors import DataError, Note, StorageError
 
@@ -77,6 +77,7 @@ class InputListing:
         self.roots: list[InputRoot] = []
         self.notes: list[Note] = []
         self._indices: dict[InputRoot, int] = {}
+        self._opener = StorageOpener()
 
     def __iter__(self) -> Iterator[ImageEntry]:
         for reference in self.references:
@@ -158,7 +159,7 @@ class InputListing:
     def _listed(self, root: int, storage: Storage, path: str) -> ImageEntry:
         """Return the entry of a path in a CSV file: relative to its folder, absolute, or a URL."""
         if is_remote(path) or os.path.isabs(path):
-            elsewhere, key = open_object(path)
+            elsewhere, key = self._opener.open_object(path)
             found = elsewhere.head(key)
             root, key = NO_ROOT, path
         else:
@@ -216,11 +217,7 @@ def count_rows(storage: Storage, found: StoredObject) -> int:
 
 def open_parquet_table(file: object, name: str) -> "pq.ParquetFile":  # type: ignore[name-defined]  # noqa: F821
     """Open a Parquet file that is read from a storage."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise missing_package("pyarrow", f"Reading {name}") from None
+    pa, pq = import_parquet(f"Reading {name}")
     try:
         return pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True)
     except pa.ArrowInvalid as error:

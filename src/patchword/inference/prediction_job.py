@@ -15,6 +15,7 @@ from ..checkpoints import Checkpoint
 from ..core.io import digest, weights_digest
 from ..core.runtime import StopSignal, cpu_flags, cpu_name
 from ..core.text import pluralize
+from ..data.formats.arrow_rows import import_parquet
 from ..data.storage import is_remote, open_storage
 from ..engines.capabilities import installed_versions
 from ..engines.engine import ENGINES
@@ -22,7 +23,7 @@ from ..errors import ConfigError, Note, Stopped, StorageError
 from .chunk_process import ChunkProcess, Interrupted
 from .classifier import Classifier, require_head
 from .input_listing import InputListing
-from .prediction_manifest import CHUNK_SIZE, MAX_CHUNK_SIZE, Manifest, import_pyarrow, write_manifest
+from .prediction_manifest import CHUNK_SIZE, MAX_CHUNK_SIZE, Manifest, write_manifest
 from .prediction_parts import (
     ChunkResult,
     list_parts,
@@ -111,13 +112,14 @@ def open_job(request: JobRequest) -> Job:
         ConfigError: The output belongs to another job (code "output_differs"), or the request is invalid.
         StorageError: Inputs or output cannot be read or written.
     """
-    import_pyarrow()
+    import_parquet("A prediction job")
     if request.chunk_size is not None and not 1 <= request.chunk_size <= MAX_CHUNK_SIZE:
         raise ConfigError(f"--chunk-size must be from 1 to {MAX_CHUNK_SIZE}, not {request.chunk_size}.")
     out = absolute(request.out)
     storage = open_storage(out)
     manifest = Manifest.read(storage)
-    settings = make_settings(request, manifest)
+    is_complete = manifest is not None and read_success(storage) is not None
+    settings = make_settings(request, manifest, is_complete)
     notes: list[Note] = []
     was_started = manifest is not None
     if manifest is None:
@@ -126,8 +128,8 @@ def open_job(request: JobRequest) -> Job:
         manifest = write_manifest(storage, listing, settings, describe_machine(), size)
         notes += listing.notes
     require_same_job(request, manifest, settings)
-    notes += check_machine(manifest)
-    is_complete = was_started and read_success(storage) is not None
+    if not is_complete:
+        notes += check_machine(manifest)
     done = set(range(manifest.num_chunks)) if is_complete else list_parts(storage)
     return Job(request, manifest, done, was_started, notes)
 
@@ -137,8 +139,14 @@ def absolute(reference: str) -> str:
     return reference.rstrip("/") if is_remote(reference) else str(Path(reference).expanduser().absolute())
 
 
-def make_settings(request: JobRequest, manifest: Manifest | None) -> dict[str, Any]:
-    """Return everything that the predictions of a job depend on, as JSON."""
+def make_settings(request: JobRequest, manifest: Manifest | None, is_complete: bool = False) -> dict[str, Any]:
+    """Return everything that the predictions of a job depend on, as JSON.
+
+    Args:
+        request: What the user asks for.
+        manifest: The manifest of a job that is continued.
+        is_complete: Whether nothing is left to compute, so that the engine need not be built.
+    """
     checkpoint = request.checkpoint
     facts: tuple[object, ...] = (checkpoint.config, checkpoint.preprocess)
     settings: dict[str, Any] = {"task": request.task, "inputs": [absolute(reference) for reference in request.inputs]}
@@ -151,7 +159,7 @@ def make_settings(request: JobRequest, manifest: Manifest | None) -> dict[str, A
     engine = request.engine
     if engine == "auto" and manifest is not None:
         engine = manifest.settings.get("engine", engine)  # measured when the job started
-    if engine != "torch":
+    if engine != "torch" and not is_complete:
         engine = Classifier(checkpoint, engine).engine_name  # it works here, or a sentence says why not
     top = min(request.top, len(labels))
     settings |= {"model": digest(*facts, weights_digest(checkpoint.tensors)), "engine": engine, "top": top}

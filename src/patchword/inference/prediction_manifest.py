@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ..core.io import json_bytes
-from ..data.formats.arrow_rows import missing_package
+from ..core.text import one_line
+from ..data.formats.arrow_rows import import_parquet
 from ..data.storage import Storage
 from ..data.storage_file import open_file
 from ..errors import StorageError
@@ -70,16 +71,17 @@ class Manifest:
             content = json.loads(data)
             roots = tuple(InputRoot(*map(os.fsdecode, map(_decode, root))) for root in content["roots"])
             files = tuple(content["files"])
-            numbers = content["num_images"], content["chunk_size"]
-            known = content["format"] == FORMAT
-        except (ValueError, KeyError, TypeError):
+            numbers = int(content["num_images"]), int(content["chunk_size"])
+            settings, machine = dict(content["settings"]), dict(content["machine"])
+            known = content["format"] == FORMAT and min(numbers) > 0
+        except (ValueError, KeyError, TypeError, AttributeError):
             known = False
         if not known:
             name = storage.join(MANIFEST_KEY)
-            raise StorageError(f"{name} is not a manifest of this version of patchword. Choose another --out.")
-        return cls(
-            storage, content["settings"], content["machine"], roots, *numbers, files, hashlib.sha256(data).hexdigest()
-        )
+            raise StorageError(
+                f"{name} is damaged, or not a manifest of this version of patchword. Choose another --out."
+            )
+        return cls(storage, settings, machine, roots, *numbers, files, hashlib.sha256(data).hexdigest())
 
     def entries(self, number: int) -> list[ImageEntry]:
         """Read the images of one chunk."""
@@ -87,12 +89,17 @@ class Manifest:
         found = self.storage.head(key)
         if found is None:
             raise StorageError(f"{self.storage.join(key)} is missing: the manifest is incomplete. Restore the file.")
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        with open_file(self.storage, found) as file:
-            table = pq.ParquetFile(pa.PythonFile(file, mode="r")).read_row_group(number % CHUNKS_PER_FILE)
-        columns = [table.column(name).to_pylist() for name in ImageEntry._fields]
+        pa, pq = import_parquet("A prediction job")
+        try:
+            with open_file(self.storage, found) as file:
+                table = pq.ParquetFile(pa.PythonFile(file, mode="r")).read_row_group(number % CHUNKS_PER_FILE)
+            columns = [table.column(name).to_pylist() for name in ImageEntry._fields]
+        except (StorageError, MemoryError):
+            raise
+        except Exception as error:  # pyarrow's errors have no common base class
+            raise StorageError(
+                f"{self.storage.join(key)} is damaged ({one_line(error)}). Restore the file, or choose another --out."
+            ) from None
         for i in (1, 6):  # key and member
             columns[i] = [os.fsdecode(value) for value in columns[i]]
         return [ImageEntry(*values) for values in zip(*columns, strict=True)]
@@ -137,7 +144,7 @@ def write_manifest(
 
 def encode_entries(entries: Sequence[ImageEntry], chunk_size: int) -> bytes:
     """Encode images as a Parquet file, with a row group for each chunk; the same images give the same bytes."""
-    pa, pq = import_pyarrow()
+    pa, pq = import_parquet("A prediction job")
     # Keys are bytes: names of local files need not be UTF-8.
     schema = pa.schema(
         [
@@ -157,16 +164,6 @@ def encode_entries(entries: Sequence[ImageEntry], chunk_size: int) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, row_group_size=chunk_size, compression="zstd", write_statistics=False)
     return buffer.getvalue()
-
-
-def import_pyarrow() -> Any:
-    """Import pyarrow. Raises `ConfigError` with the install line without it."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise missing_package("pyarrow", "A prediction job") from None
-    return pa, pq
 
 
 def _groups(entries: Iterable[ImageEntry], size: int) -> Iterator[list[ImageEntry]]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..checkpoints import Checkpoint
 from ..core.io import json_bytes
+from ..data.formats.arrow_rows import import_parquet
 from ..data.sources import decode_image
 from ..data.storage import Storage, StoredObject
 from ..data.storage_file import open_file
@@ -29,7 +30,7 @@ from .entry_reader import EntryReader, read_ahead
 from .inputs import InputImage
 from .predict import predict_images
 from .prediction_csv import ImageResult
-from .prediction_manifest import Manifest, import_pyarrow
+from .prediction_manifest import Manifest
 
 SUCCESS_KEY = "_SUCCESS.json"
 MAX_LISTED_ERRORS = 100  # in the summary; the parts have all of them
@@ -115,7 +116,8 @@ def predict_chunk(
         on_image: Called after each image.
 
     Raises:
-        StorageError: The object store does not respond, or access to it has expired. No part was written.
+        StorageError: Inputs cannot be read for a reason that is not one image, such as an object store that does not
+            respond, credentials that have expired or a disk that is not mounted. No part was written.
     """
     entries = manifest.entries(number)
     reader = EntryReader(manifest.roots)
@@ -123,7 +125,7 @@ def predict_chunk(
     for row in _compute_rows(model, chunk_images(reader, entries, poisonous)):
         rows.append(row)
         on_image()
-    reader.check_denied()
+    reader.errors.check()
     errors = Counter(row["code"] for row in rows if row.get("error"))
     created = manifest.storage.create(part_key(number), encode_part(model, manifest, rows))
     return ChunkResult(number, len(rows), errors, created)
@@ -181,7 +183,7 @@ def _prediction_row(result: ImageResult) -> dict[str, Any]:
 
 def encode_part(model: ChunkModel, manifest: Manifest, rows: Sequence[dict[str, Any]]) -> bytes:
     """Encode rows as a Parquet file; the same rows give the same bytes."""
-    pa, pq = import_pyarrow()
+    pa, pq = import_parquet("A prediction job")
     columns = manifest.settings["columns"]
     arrays = {name: _encode_column(pa, name, [row.get(name) for row in rows], model) for name in columns}
     table = pa.table(arrays).replace_schema_metadata({"patchword.manifest": manifest.digest})
@@ -243,7 +245,7 @@ def summarize_parts(manifest: Manifest, known: dict[int, Counter[str]]) -> dict[
 
 def read_errors(manifest: Manifest, number: int) -> list[dict[str, str]]:
     """Return the error rows of one part; most parts have none, which their footer says."""
-    pa, pq = import_pyarrow()
+    pa, pq = import_parquet("A prediction job")
     storage, key = manifest.storage, part_key(number)
     found = storage.head(key) or StoredObject(key, 0, "")
     with open_file(storage, found) as file:

@@ -92,10 +92,11 @@ def test_unreadable_cells_raise_image_error(tmp_path: Path) -> None:
     cells = [None, {"bytes": None, "path": None}, {"bytes": b"", "path": "x"}, {"bytes": b"junk", "path": None}]
     cells += [{"bytes": deep.getvalue(), "path": None}, {"bytes": None, "path": "beside.png"}]
     cells += [{"bytes": None, "path": "gone.png"}]
-    source = resolve_dataset(str(write(tmp_path / "x.parquet", {"image": cells, "label": [0, 1] * 3 + [0]}))).splits[
-        "train"
-    ]
+    cells += [{"bytes": None, "path": path} for path in (str(tmp_path / "beside.png"), "a/../../x/beside.png")]
+    table = write(tmp_path / "x.parquet", {"image": cells, "label": [0, 1, 0] * 3})
+    source = resolve_dataset(str(table)).splits["train"]
     codes = dict(enumerate(("image_empty", "image_empty", "image_empty", "image_unsupported"))) | {6: "image_not_found"}
+    codes |= {7: "image_outside_folder", 8: "image_outside_folder"}
     for index, code in codes.items():
         with pytest.raises(ImageError, match=f"^Cannot read .*{'gone' if index == 6 else f'row {index}'}") as error:
             source.read(index, mode="RGB")

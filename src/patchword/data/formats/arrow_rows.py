@@ -66,12 +66,20 @@ class RowSource(Source):
         except Exception as error:  # a damaged page; pyarrow's errors have no common base class
             reason = f"the file is damaged ({error})."
             raise ImageError(reason, name=self.name(index), code="image_damaged") from error
-        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        data, path = split_cell(value)
         if data is None and path:
+            if os.path.isabs(path) or ".." in path.replace("\\", "/").split("/"):
+                reason = f"its path {path!r} is outside of the folder of the table. Move the image into it."
+                raise ImageError(reason, name=self.name(index), code="image_outside_folder")
             return load_image(os.path.join(self.folder, path), mode=mode, min_size=min_size)
         if data is None:
             raise ImageError("there is no image in this row.", name=self.name(index), code="image_empty")
         return decode_image(data, self.name(index), mode, min_size)
+
+
+def split_cell(value: Any) -> tuple[Any, str | None]:
+    """Return the bytes and the path of an image cell, which is a dict of both, or bytes."""
+    return (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
 
 
 def find_columns(schema: "pa.Schema", what: str) -> Columns:
@@ -149,6 +157,16 @@ def _to_class_names(indices: tuple[str, ...], class_names: tuple[str, ...], wher
     if invalid := [index for index in indices if not (index.isdigit() and int(index) < len(class_names))]:
         raise DataError(f"{where} has the label {invalid[0]}, but there are only {len(class_names)} classes.")
     return tuple(class_names[int(index)] for index in indices)
+
+
+def import_parquet(purpose: str) -> tuple[Any, Any]:
+    """Import pyarrow and pyarrow.parquet. Raises `ConfigError` with the install line without them."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise missing_package("pyarrow", purpose) from None
+    return pa, pq
 
 
 def missing_package(name: str, purpose: str) -> ConfigError:
