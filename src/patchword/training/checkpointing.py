@@ -2,8 +2,8 @@
 
 A checkpoint is a directory RUN/checkpoints/step-00000120. In format 1 it holds a model directory (the evaluated model)
 and state.safetensors (what training needs besides). In format 2, that of sharded runs, every process has written its
-fraction of all tensors (sharded_checkpoint.py), beside model.json. Both have state.json, which is written last, with the
-checksums of all files. A checkpoint is written under a temporary name, synced to disk, and then renamed.
+fraction of all tensors (sharded_checkpoint.py), beside model.json. Both have state.json with the checksums of all
+files, which is written last. A checkpoint is written under a temporary name, synced to disk, and then renamed.
 """
 
 import json
