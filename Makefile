@@ -7,10 +7,10 @@ demo: .venv/ready          ## train a ViT on handwritten digits, evaluate it and
 	$(BIN)/patchword quickstart
 
 test: .venv/ready          ## every test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
 
 quick: .venv/ready         ## the tests without the slow ones
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 -m "not slow"
 
 check: .venv/ready         ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
