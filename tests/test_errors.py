@@ -71,6 +71,7 @@ RAISED_CODES = {
     "image_crashes",
     "machine_differs",
     "output_differs",
+    "output_not_empty",
     "parts_missing",
     "ray_failed",
     "ray_unreachable",

@@ -265,3 +265,11 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(PatchwordError, match=r"s3://bucket needs the package obstore: .*remote"):
         open_storage("s3://bucket")
+
+
+def test_endpoint_without_scheme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Obstore would crash with a panic at the first request."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:5000")
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:5000.*http://") as error:
+        open_storage("s3://bucket/photos")
+    assert error.value.code == "invalid_reference"

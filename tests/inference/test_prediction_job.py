@@ -478,3 +478,16 @@ def test_small_jobs_take_shards_without_labels(tmp_path: Path, capsys: pytest.Ca
         *[f"b.parquet row {i}" for i in range(2)],
     ]
     assert rows[0]["predictions"] == rows[3]["predictions"] == rows[6]["predictions"]
+
+
+def test_directory_with_files_of_the_user_is_refused(photos: Path, tmp_path: Path) -> None:
+    """Such as the images themselves. What a killed listing left, and hidden files, are not in the way."""
+    before = sorted(photos.rglob("*"))
+    with pytest.raises(ConfigError, match=r"0/0000\.png") as error:
+        open_job(make_request(photos, photos))
+    assert error.value.code == "output_not_empty"
+    assert sorted(photos.rglob("*")) == before
+    (tmp_path / "out/manifest").mkdir(parents=True)
+    (tmp_path / "out/manifest/rows-1.parquet").touch()
+    (tmp_path / "out/.hidden").touch()
+    assert open_job(make_request(photos, tmp_path / "out")).pending()

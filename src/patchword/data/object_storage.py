@@ -55,6 +55,11 @@ class ObjectStorage(Storage):
         request_timeout = self.timeout / REQUESTS_PER_OPERATION
         variables = S3_ENDPOINT_VARIABLES if self.url.startswith("s3") else AZURE_ENDPOINT_VARIABLES
         endpoint = next((os.environ[name] for name in variables if os.environ.get(name)), "")
+        if endpoint and not endpoint.startswith(("http://", "https://")):  # the library would crash
+            raise StorageError(
+                f"The endpoint {endpoint} in the environment must begin with http:// or https://.",
+                code="invalid_reference",
+            )
         options: dict[str, Any] = {
             "timeout": timedelta(seconds=request_timeout),
             "connect_timeout": timedelta(seconds=min(CONNECT_TIMEOUT, request_timeout)),

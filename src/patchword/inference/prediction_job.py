@@ -16,7 +16,7 @@ from ..core.io import digest, weights_digest
 from ..core.runtime import StopSignal, cpu_flags, cpu_name
 from ..core.text import pluralize
 from ..data.formats.arrow_rows import import_parquet
-from ..data.storage import is_remote, open_storage
+from ..data.storage import Storage, is_remote, open_storage
 from ..engines.capabilities import installed_versions
 from ..engines.engine import ENGINES
 from ..errors import ConfigError, Note, Stopped, StorageError
@@ -117,7 +117,7 @@ def open_job(request: JobRequest) -> Job:
         raise ConfigError(f"--chunk-size must be from 1 to {MAX_CHUNK_SIZE}, not {request.chunk_size}.")
     out = absolute(request.out)
     storage = open_storage(out)
-    manifest = Manifest.read(storage)
+    manifest = Manifest.read(storage) or require_unused(storage)
     is_complete = manifest is not None and read_success(storage) is not None
     settings = make_settings(request, manifest, is_complete)
     notes: list[Note] = []
@@ -137,6 +137,26 @@ def open_job(request: JobRequest) -> Job:
 def absolute(reference: str) -> str:
     """Return a reference that other processes understand."""
     return reference.rstrip("/") if is_remote(reference) else str(Path(reference).expanduser().absolute())
+
+
+def require_unused(storage: Storage) -> Manifest | None:
+    """Refuse a directory with files of the user's, such as the images; what a killed listing left is not in the way.
+
+    Returns:
+        The manifest, if another process has written it meanwhile.
+    """
+    try:
+        keys = (entry.key for entry in storage.list())
+        foreign = next((key for key in keys if not key.startswith(("manifest/", "."))), None)
+    except StorageError:
+        return None  # a new directory; if it is none, writing the manifest says what is wrong
+    manifest = Manifest.read(storage) if foreign else None
+    if foreign and manifest is None:
+        raise ConfigError(
+            f"--out {storage.url} is not empty and holds no job: it has {foreign}. Choose a new directory.",
+            code="output_not_empty",
+        )
+    return manifest
 
 
 def make_settings(request: JobRequest, manifest: Manifest | None, is_complete: bool = False) -> dict[str, Any]:
