@@ -1,7 +1,7 @@
 """Beyond one machine: training in several processes, large prediction jobs on Ray, object stores, and the index.
 
     .venv/bin/python benchmarks/scale.py MODEL IMAGES                         # all parts, alone on the machine
-    .venv/bin/python benchmarks/scale.py MODEL IMAGES --parts training index
+    .venv/bin/python benchmarks/scale.py MODEL IMAGES --parts network index
 
 MODEL is a ViT-Ti/16, IMAGES a folder of photos. Each part replaces its own entry of results/scale.json.
 """
@@ -16,7 +16,7 @@ import scale_training
 from harness import provenance, write_result
 
 RESULT = Path(__file__).parents[1] / "results/scale.json"
-PARTS = ("training", "index", "predict", "faults")
+PARTS = ("ray", "storage", "network", "index", "processes", "memory", "faults")
 
 
 def main() -> None:
@@ -27,10 +27,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     args = parser.parse_args()
+    jobs = (args.model, args.images, args.rounds)
     measures = {
-        "training": lambda: scale_training.measure(args.kills, args.rounds),
+        "ray": lambda: scale_predict.measure(scale_predict.measure_ray, *jobs),
+        "storage": lambda: scale_predict.measure(scale_predict.measure_storage, *jobs),
+        "network": lambda: {"table": scale_training.measure_network(args.rounds)},
         "index": scale_index.measure,
-        "predict": lambda: scale_predict.measure(args.model, args.images, args.rounds),
+        "processes": lambda: scale_training.measure_processes(args.kills),
+        "memory": lambda: {"table": scale_training.measure_memory()},
         "faults": lambda: {
             "cluster": scale_predict.rounds_of_faults(args.kills),
             "storage": scale_predict.rounds_of_storage_faults(args.rounds),

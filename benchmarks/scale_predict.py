@@ -117,16 +117,18 @@ def measure_storage(model: str, photos: Path, count: int, rounds: int) -> dict[s
         server.stop()
 
 
-def measure(model: str, images: str | Path, rounds: int = 5, count: int = 1280) -> dict[str, Any]:
-    """Both comparisons, as JSON."""
+def measure(
+    compare: Callable[[str, Path, int, int], dict[str, Any]],
+    model: str,
+    images: str | Path,
+    rounds: int = 5,
+    count: int = 1280,
+) -> dict[str, Any]:
+    """One of the comparisons, `measure_ray` or `measure_storage`, on `count` of the images, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         photos = Path(folder, "photos")
         copy_images(Path(images), photos, count)
-        result = {"images": count, "chunk_size": CHUNK_SIZE, "rounds": rounds}
-        return result | {
-            "ray": measure_ray(model, photos, count, rounds),
-            "storage": measure_storage(model, photos, count, rounds),
-        }
+        return {"images": count, "chunk_size": CHUNK_SIZE, "rounds": rounds, **compare(model, photos, count, rounds)}
 
 
 def rounds_of_storage_faults(rounds: int) -> dict[str, Any]:
@@ -227,7 +229,9 @@ def main() -> None:
     parser.add_argument("--images-per-round", type=int, default=1280)
     parser.add_argument("--faults", type=int, default=0, help="rounds of faults; none by default")
     args = parser.parse_args()
-    content = measure(args.model, args.images, args.rounds, args.images_per_round)
+    content: dict[str, Any] = {}
+    for name, compare in (("ray", measure_ray), ("storage", measure_storage)):
+        content[name] = measure(compare, args.model, args.images, args.rounds, args.images_per_round)
     if args.faults:
         content["cluster_faults"] = rounds_of_faults(args.faults)
         content["storage_faults"] = rounds_of_storage_faults(args.faults)
