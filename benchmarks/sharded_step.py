@@ -38,6 +38,12 @@ def current_memory() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
+def peak_memory() -> float:
+    """Return the largest resident memory so far, in MiB. Not ru_maxrss, which a process inherits from its parent."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
+
+
 def held_memory(trainer: Trainer) -> float:
     """Return what weights, gradients and optimizer state take in this process, in MiB."""
     states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
@@ -71,9 +77,8 @@ def main(model: str, parallel: str, size: str, batch: str, steps: str) -> None:
             group.barrier()
             seconds.append(time.perf_counter() - start)
             sent.append(bytes_sent() - start_bytes)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         result = {
-            "peak_growth_mib": peak - before,
+            "peak_growth_mib": peak_memory() - before,
             "held_mib": held_memory(trainer),
             "step_seconds": statistics.median(seconds[1:]),
             "bytes_per_step": statistics.median(sent[1:]),

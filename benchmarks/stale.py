@@ -49,6 +49,7 @@ SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
     "pets_finetune_5m": ("trained", (*TRAINING, "checkpoints")),
     "probes": ("probes", ("evaluation", *INFERENCE)),
     "quickstart": ("trained", TRAINING),
+    "scale": ("scale", ("training", "data", "inference", "cluster")),
     "serve_faults": ("serve_faults", ("serve", "inference")),
     "serve_load": ("serve_load", ("serve", "engines", *INFERENCE)),
     "shipped_cifar10": ("ship", ("checkpoints", "metrics", *INFERENCE)),
